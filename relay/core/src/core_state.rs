@@ -6,19 +6,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::agent::lease_grant::AgentCaller;
 use crate::attempt::fences::Fences;
 use crate::attempt::timers::DeadlineIndex;
 use crate::config::Config;
 use crate::fleet::daemon_registry::DaemonRegistry;
 use crate::fleet::roster::DaemonRoster;
-use crate::goal::parked_tasks::{ParkedTaskFilter, ParkedTasks};
-use crate::ids::{AttemptId, RequestId, SessionId, TaskId, TenantId, TokenId};
-use crate::io::command::CoreCommand;
+use crate::goal::parked_tasks::ParkedTasks;
+use crate::ids::{AttemptId, SessionId, TaskId, TenantId, TokenId};
+use crate::io::command::CoreInput;
 use crate::io::effects::{
-    CommitDependency, CoreReply, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
+    CommitDependency, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
 };
-use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::stored_lookup::StoredTasks;
 use crate::operator::rate_limit::OperatorRateLimit;
 use crate::record::{
     AttemptState, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
@@ -83,7 +83,8 @@ pub struct Core {
 }
 
 /// One turn: its time, its fresh ids, and what comes out.
-pub(crate) struct CoreTurn<'a> {
+#[expect(missing_debug_implementations, reason = "lives for one turn only")]
+pub struct CoreTurn<'a> {
     pub(crate) now: ClockReading,
     pub(crate) id_source: &'a mut dyn IdSource,
     pub(crate) effects: Effects,
@@ -95,26 +96,6 @@ impl CoreTurn<'_> {
             depends_on: after,
             delivery: send,
         });
-    }
-
-    pub(crate) fn reply(&mut self, request: RequestId, after: CommitDependency, reply: CoreReply) {
-        self.push_delivery(
-            after.unless_broken(mutant!(ReplyBeforePersist)),
-            Delivery::Reply {
-                request,
-                outcome: Ok(reply),
-            },
-        );
-    }
-
-    pub(crate) fn refuse(&mut self, request: RequestId, code: Rejection) {
-        self.push_delivery(
-            CommitDependency::Nothing,
-            Delivery::Reply {
-                request,
-                outcome: Err(code),
-            },
-        );
     }
 
     pub(crate) fn send_to_session(
@@ -151,27 +132,39 @@ impl CoreTurn<'_> {
 }
 
 impl Core {
-    /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
+    /// Decides one input. `now` never goes back; the shell reads both clocks once per input. What the input names and
+    /// the core does not hold is read from `store`.
     pub fn handle(
         &mut self,
-        input: CoreCommand,
+        input: CoreInput,
+        store: &dyn StoredTasks,
         now: ClockReading,
-        mint: &mut dyn IdSource,
+        id_source: &mut dyn IdSource,
     ) -> Effects {
         let mut turn = CoreTurn {
             now,
-            id_source: mint,
+            id_source,
             effects: Effects::default(),
         };
         self.credit_stall(&mut turn);
-        self.dispatch_command(input, &mut turn);
+        match input {
+            CoreInput::Command(command) => {
+                let needs = command.stored_needs();
+                let stored = needs.load(|task| self.is_live(task), store);
+                let reply = command.run(self, stored, &mut turn);
+                turn.effects.deliveries.push(reply);
+            }
+            CoreInput::Session(input) => self.handle_session_input(input, store, &mut turn),
+            CoreInput::SuspendDispatch { suspended } => self.dispatch_suspended = suspended,
+            CoreInput::Tick => self.tick(&mut turn),
+        }
         self.place_queued_tasks(&mut turn);
         self.write_uptime(&mut turn);
         self.last_turn_at = now.monotonic;
         turn.effects
     }
 
-    /// When `Input::Tick` is wanted next.
+    /// When `CoreInput::Tick` is wanted next.
     pub fn next_deadline(&self) -> Option<MonotonicTime> {
         // A short beat while anything is leased: only so can a stall be told from an idle hour.
         let beat = (!self.leased_attempts.is_empty())
@@ -189,7 +182,7 @@ impl Core {
         sources.into_iter().flatten().min()
     }
 
-    /// Whether the core has this task; of others the shell loads the finished record for inputs that name them.
+    /// Whether the task is not finished.
     pub fn is_live(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
@@ -203,202 +196,35 @@ impl Core {
         self.tasks.len()
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "one arm per input, and each only names what decides it"
-    )]
-    fn dispatch_command(&mut self, input: CoreCommand, turn: &mut CoreTurn<'_>) {
+    fn handle_session_input(
+        &mut self,
+        input: SessionInput,
+        store: &dyn StoredTasks,
+        turn: &mut CoreTurn<'_>,
+    ) {
         match input {
-            CoreCommand::Submit(submit) => self.submit_task(submit, turn),
-            CoreCommand::Start {
-                submit,
-                agent,
-                fingerprint: mark,
-            } => self.start_task(
-                submit,
-                AgentCaller {
-                    agent,
-                    fingerprint: mark,
-                },
-                turn,
-            ),
-            CoreCommand::Claim {
-                request,
-                agent,
-                fingerprint: mark,
-                task,
-                finished,
-            } => self.claim_task(
-                request,
-                AgentCaller {
-                    agent,
-                    fingerprint: mark,
-                },
-                task,
-                finished,
-                turn,
-            ),
-            CoreCommand::PickUp {
-                request,
-                agent,
-                fingerprint: mark,
-                task,
-                attempt,
-                reason,
-                finished,
-            } => {
-                let caller = AgentCaller {
-                    agent,
-                    fingerprint: mark,
-                };
-                self.pick_up_task(request, caller, (task, attempt), reason, finished, turn);
+            SessionInput::Opened { session, mut hello } => {
+                self.look_up_ended_tasks(&mut hello, store);
+                self.open_session(session, *hello, turn);
             }
-            CoreCommand::AgentLeaseCall(call) => self.agent_lease_call(*call, turn),
-            CoreCommand::Cancel {
-                request,
-                tenant,
-                task,
-                by,
-                reason,
-                finished,
-            } => {
-                self.cancel_task(request, &tenant, task, by, reason, finished, turn);
+            SessionInput::Closed { session } => self.session_ended(session, turn),
+            SessionInput::Heartbeat { session, heartbeat } => {
+                self.handle_heartbeat(session, heartbeat, turn);
             }
-            CoreCommand::Operate(operate) => self.operate_task(*operate, turn),
-            CoreCommand::Answer {
-                request,
-                tenant,
-                task,
-                input,
-                by,
-                decision,
-                payload,
-                finished,
-            } => {
-                let answer = crate::record::StoredAnswer {
-                    by: by.name,
-                    at: turn.now.wall,
-                    decision,
-                    rule: None,
-                    payload,
-                };
-                self.answer_input(request, &tenant, task, (input, answer), finished, turn);
+            SessionInput::Frame(frame) => {
+                let stored = self.load_frame_records(&frame, store);
+                self.handle_frame(*frame, stored, turn);
             }
-            CoreCommand::UpdateProgress {
-                request,
-                tenant,
-                task,
-                update,
-                stored_progress: known,
-                finished,
-            } => {
-                self.update_progress(request, (&tenant, task), *update, known, finished, turn);
-            }
-            CoreCommand::Block {
-                request,
-                tenant,
-                task,
-                by,
-                block,
-                stored_progress: known,
-                finished,
-            } => {
-                self.block_task(request, (&tenant, task), by, *block, known, finished, turn);
-            }
-            CoreCommand::Resume {
-                request,
-                tenant,
-                task,
-                resume,
-                attempt,
-                finished,
-            } => {
-                self.resume_task(request, (&tenant, task), resume, attempt, finished, turn);
-            }
-            CoreCommand::PauseScheduler {
-                request,
-                scope,
-                by,
-                reason,
-            } => self.pause_scheduler(request, scope, by, reason, turn),
-            CoreCommand::UnpauseScheduler {
-                request,
-                scope,
-                by,
-                reason,
-            } => self.unpause_scheduler(request, &scope, by, reason, turn),
-            CoreCommand::SchedulerStatus { request, scope } => {
-                self.reply_scheduler_status(request, &scope, turn);
-            }
-            CoreCommand::ReleaseInherited {
-                request,
-                by,
-                reason,
-            } => self.release_inherited(request, by, reason, turn),
-            CoreCommand::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
-            CoreCommand::ForgetDaemon {
-                request,
-                scope,
-                daemon,
-                by,
-                reason,
-            } => self.forget_daemon_on_request(request, &scope, daemon, by, reason, turn),
-            CoreCommand::Inspect {
-                request,
-                tenant,
-                task,
-            } => self.inspect_task(request, &tenant, task, turn),
-            CoreCommand::ListParked {
-                request,
-                tenant,
-                causes,
-                agent_scope,
-                after,
-                limit,
-            } => {
-                let wanted = ParkedTaskFilter {
-                    causes: &causes,
-                    agent_scope: agent_scope.as_deref(),
-                };
-                self.list_parked(request, &tenant, wanted, (after, limit), turn);
-            }
-            CoreCommand::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
-            CoreCommand::FindDaemon {
-                request,
-                scope,
-                named,
-                shown,
-            } => self.find_daemon(request, &scope, &named, shown, turn),
-            CoreCommand::RemoveFinished {
-                request,
-                tasks: _,
-                finished,
-            } => self.remove_finished(request, finished, turn),
-            CoreCommand::ForgetDaemons { request, unseen_ms } => {
-                self.forget_daemons(request, unseen_ms, turn);
-            }
-            CoreCommand::SuspendDispatch { suspended: held } => self.dispatch_suspended = held,
-            CoreCommand::SessionOpened { session, hello } => {
-                self.open_session(session, *hello, turn)
-            }
-            CoreCommand::SessionClosed { session } => self.session_ended(session, turn),
-            CoreCommand::Heartbeat { session, heartbeat } => {
-                self.handle_heartbeat(session, heartbeat, turn)
-            }
-            CoreCommand::Frame(frame) => self.handle_frame(*frame, turn),
-            CoreCommand::Activity(activity) => self.handle_activity(activity, turn),
-            CoreCommand::ExtendLeases {
+            SessionInput::Activity(activity) => self.handle_activity(activity, turn),
+            SessionInput::ExtendLeases {
                 session,
                 request,
                 attempts,
                 granted_ms,
-            } => {
-                self.extend_leases(session, request, attempts, granted_ms, turn);
+            } => self.extend_leases(session, request, attempts, granted_ms, turn),
+            SessionInput::DeliveryFailed { session, attempt } => {
+                self.delivery_failed(session, attempt, turn);
             }
-            CoreCommand::DeliveryFailed { session, attempt } => {
-                self.delivery_failed(session, attempt, turn)
-            }
-            CoreCommand::Tick => self.tick(turn),
         }
     }
 

@@ -101,10 +101,6 @@ impl std::error::Error for MalformedId {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RelayEpoch(pub u64);
 
-/// Pairs a request with its reply; chosen by the shell, meaningless here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
 /// Whose data it is. Comes from the credential, never from a message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TenantId(Arc<str>);

@@ -1,6 +1,6 @@
 //! Every decision of the relay, pure: no I/O, no clock, no randomness.
 //!
-//! `Core::handle(input, now, mint)` takes one fact or request and returns `Effects`: the writes that must
+//! `Core::handle(input, store, now, ids)` takes one fact or request and returns `Effects`: the writes that must
 //! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
 //! or a simulation can replay any history exactly.
 
@@ -9,6 +9,7 @@ pub mod mutants;
 
 mod agent;
 pub mod attempt;
+pub mod commands;
 pub mod config;
 mod core_state;
 pub mod fleet;

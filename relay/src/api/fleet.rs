@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use baton_core::commands::{FindDaemon, ForgetDaemon, ListDaemons, OperateDaemon, ShowDaemon};
 use baton_core::ids::{DaemonId, DaemonRef, TenantScope};
-use baton_core::io::command::{CoreCommand, MachineLoad};
-use baton_core::io::effects::{CoreReply, DaemonView, HeldAttemptView};
-use baton_core::operator::daemon_operation::OperateDaemon;
+use baton_core::io::effects::{DaemonView, HeldAttemptView};
+use baton_core::io::session_input::MachineLoad;
 use baton_core::record::{
     AgentRecord, DaemonChange, DaemonCondition, DaemonOperation, ForgottenDaemon,
 };
@@ -19,11 +19,9 @@ use super::operator::tokens;
 use super::request::validate;
 use super::request::validate::ValidationResult;
 use super::request::{limits, paging};
-use super::tasks::unexpected_reply;
 use super::{Api, actor, optional_reason, required_reason, run_unary};
 use crate::api::wire::{enums, timestamp};
 use crate::auth::Principal;
-use crate::dispatcher::RequestRefusal;
 
 #[tonic::async_trait]
 impl Fleet for Api {
@@ -131,24 +129,17 @@ impl Api {
 
     async fn daemon_views(&self, who: &Principal) -> Result<Vec<DaemonView>, ApiFault> {
         let scope = who.scope.clone();
-        let ask = move |request| CoreCommand::ListDaemons { request, scope };
-        let mut views = match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Daemons(views)) => views,
-            other => return Err(unexpected_reply(other)),
-        };
+        let mut views = self.dispatcher.request(ListDaemons { scope }).await?;
         views.iter_mut().for_each(|view| hide_foreign(who, view));
         Ok(views)
     }
 
     /// By id, or by a name that only one daemon has.
     async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, ApiFault> {
-        match self.find_daemon(who, named, true).await? {
-            Ok(CoreReply::Daemon(mut view)) => {
-                hide_foreign(who, &mut view);
-                Ok(*view)
-            }
-            other => Err(unexpected_reply(other)),
-        }
+        let (scope, named) = (who.scope.clone(), daemon_ref(named)?);
+        let mut view = self.dispatcher.request(ShowDaemon { scope, named }).await?;
+        hide_foreign(who, &mut view);
+        Ok(*view)
     }
 
     pub(super) async fn daemon_id_by_name(
@@ -156,29 +147,8 @@ impl Api {
         who: &Principal,
         name: &str,
     ) -> Result<DaemonId, ApiFault> {
-        match self.find_daemon(who, name, false).await? {
-            Ok(CoreReply::FoundDaemon(daemon)) => Ok(daemon),
-            other => Err(unexpected_reply(other)),
-        }
-    }
-
-    async fn find_daemon(
-        &self,
-        who: &Principal,
-        named: &str,
-        shown: bool,
-    ) -> ValidationResult<Result<CoreReply, RequestRefusal>> {
-        validate::not_blank("daemon", named, limits::NAME)?;
-        let id = named.parse::<DaemonId>();
-        let named = id.map_or_else(|_| DaemonRef::Name(named.into()), DaemonRef::Id);
-        let scope = who.scope.clone();
-        let ask = move |request| CoreCommand::FindDaemon {
-            request,
-            scope,
-            named,
-            shown,
-        };
-        Ok(self.dispatcher.request(ask).await)
+        let (scope, named) = (who.scope.clone(), daemon_ref(name)?);
+        Ok(self.dispatcher.request(FindDaemon { scope, named }).await?)
     }
 
     async fn drain(
@@ -236,17 +206,15 @@ impl Api {
     ) -> Result<v1::Daemon, ApiFault> {
         let (scope, by) = (drain_scope(who), actor(who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "an operator's word on a daemon");
-        let ask = move |request| {
-            CoreCommand::OperateDaemon(Box::new(OperateDaemon {
-                request,
-                scope,
-                daemon,
-                by,
-                reason,
-                operation,
-            }))
+        let operate = OperateDaemon {
+            scope,
+            daemon,
+            by,
+            reason,
+            operation,
         };
-        self.request_daemon(ask).await
+        let operated = self.dispatcher.request(operate).await?;
+        Ok(daemon_message(&operated))
     }
 
     async fn forget(
@@ -258,15 +226,15 @@ impl Api {
         let daemon = self.daemon_id_by_name(&who, &request.daemon).await?;
         let (scope, by) = (drain_scope(&who), actor(&who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "a daemon is to be forgotten");
-        let ask = move |request| CoreCommand::ForgetDaemon {
-            request,
+        let forget = ForgetDaemon {
             scope,
             daemon,
             by,
             reason,
         };
+        let forgotten = self.dispatcher.request(forget).await?;
         Ok(v1::ForgetDaemonResponse {
-            daemon: Some(self.request_daemon(ask).await?),
+            daemon: Some(daemon_message(&forgotten)),
         })
     }
 
@@ -285,16 +253,13 @@ impl Api {
         let theirs = newest_first.filter(|one| is_in_scope(who, &one.scope));
         theirs.map(daemon_change).collect()
     }
+}
 
-    async fn request_daemon(
-        &self,
-        ask: impl FnOnce(baton_core::ids::RequestId) -> CoreCommand + Send + 'static,
-    ) -> Result<v1::Daemon, ApiFault> {
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Daemon(view)) => Ok(daemon_message(&view)),
-            other => Err(unexpected_reply(other)),
-        }
-    }
+/// By id, or by name.
+fn daemon_ref(named: &str) -> ValidationResult<DaemonRef> {
+    validate::not_blank("daemon", named, limits::NAME)?;
+    let id = named.parse::<DaemonId>();
+    Ok(id.map_or_else(|_| DaemonRef::Name(named.into()), DaemonRef::Id))
 }
 
 /// A tenant's operator drains its own daemons; the core refuses the shared ones.

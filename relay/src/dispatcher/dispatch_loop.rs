@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_core::Core;
-use baton_core::ids::{RequestId, SessionId, TaskId};
-use baton_core::io::command::CoreCommand;
+use baton_core::ids::{SessionId, TaskId};
+use baton_core::io::command::CoreInput;
 use baton_core::io::durability_gate::DurabilityGate;
 use baton_core::io::effects::{CloseReason, Delivery, Effects, GatedDelivery, RecordChange};
+use baton_core::io::session_input::SessionInput;
 use baton_core::record::{TaskRecord, TimelineEvent};
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::IdSource;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::in_flight_limits::InFlightPermit;
 use super::{
-    Dispatcher, DispatcherRequest, HolderMessage, PendingReply, RequestRefusal, SessionDelivery,
+    Dispatcher, DispatcherRequest, HolderMessage, QueuedCommand, RequestRefusal, SessionDelivery,
     journal_entries,
 };
 use crate::body_files::BodyFiles;
@@ -80,14 +81,12 @@ pub(crate) struct DispatchLoop {
     publish_targets: PublishTargets,
     frames: mpsc::Receiver<HolderMessage>,
     requests: mpsc::Receiver<DispatcherRequest>,
-    gate: DurabilityGate<CommitSeq>,
+    gate: DurabilityGate<CommitSeq, Delivery>,
     sessions: HashMap<SessionId, mpsc::Sender<SessionDelivery>>,
-    replies: HashMap<RequestId, PendingReply>,
     /// Direct writes whose callers wait for their commit.
     direct_writes: Vec<(CommitSeq, oneshot::Sender<Result<(), RequestRefusal>>)>,
     /// Frames whose windows are free again with their commit.
     frame_permits: Vec<(CommitSeq, InFlightPermit)>,
-    next_request: u64,
     pending: PendingEffects,
     /// No request is taken any more: the relay is about to start again with other data.
     stopped_accepting: bool,
@@ -145,10 +144,8 @@ impl DispatchLoop {
             requests,
             gate: DurabilityGate::default(),
             sessions: HashMap::new(),
-            replies: HashMap::new(),
             direct_writes: Vec::new(),
             frame_permits: Vec::new(),
-            next_request: 0,
             pending: PendingEffects::default(),
             stopped_accepting: false,
         };
@@ -230,29 +227,29 @@ impl DispatchLoop {
                 messages,
             } => {
                 self.sessions.insert(session, messages);
-                self.handle(CoreCommand::SessionOpened { session, hello });
+                self.handle(SessionInput::Opened { session, hello }.into());
             }
-            HolderMessage::Input(CoreCommand::SessionClosed { session }) => {
-                self.sessions.remove(&session);
-                self.handle(CoreCommand::SessionClosed { session });
+            HolderMessage::Input(input) => {
+                if let SessionInput::Closed { session } = &input {
+                    self.sessions.remove(session);
+                }
+                self.handle(input.into());
             }
-            HolderMessage::Input(input) => self.handle(input),
+            HolderMessage::SuspendDispatch { suspended } => {
+                self.handle(CoreInput::SuspendDispatch { suspended });
+            }
             HolderMessage::Frame { frame, pass } => {
-                self.handle(CoreCommand::Frame(frame));
+                self.handle(SessionInput::Frame(frame).into());
                 self.pending.frame_permits.push(pass);
             }
-            HolderMessage::AgentLeaseCall { make, waiting } => {
-                self.take_request(DispatcherRequest::CoreInput { make, waiting });
-            }
+            HolderMessage::AgentLeaseCall(command) => self.take_command(command),
         }
     }
 
     fn take_request(&mut self, request: DispatcherRequest) {
         match request {
+            DispatcherRequest::Command(command) => self.take_command(command),
             // The caller may have gone.
-            DispatcherRequest::CoreInput { waiting, .. } if self.stopped_accepting => {
-                drop(waiting.reply.send(Err(RequestRefusal::Stopping)));
-            }
             DispatcherRequest::WriteRecords { done, .. } if self.stopped_accepting => {
                 drop(done.send(Err(RequestRefusal::Stopping)))
             }
@@ -261,17 +258,19 @@ impl DispatchLoop {
                 self.stopped_accepting |= self.reader.has_no_task();
                 let _ = retired.send(self.stopped_accepting); // The caller may have gone.
             }
-            DispatcherRequest::CoreInput { make, waiting } => {
-                self.next_request += 1;
-                let request = RequestId(self.next_request);
-                self.replies.insert(request, waiting);
-                self.handle(make(request));
-            }
             DispatcherRequest::WriteRecords { changes, done } => {
                 self.append_pending();
                 self.pending.direct_changes = changes;
                 self.pending.direct_waiters.push(done);
             }
+        }
+    }
+
+    fn take_command(&mut self, command: Box<dyn QueuedCommand>) {
+        if self.stopped_accepting {
+            command.refuse(RequestRefusal::Stopping);
+        } else {
+            self.handle(command.into_input());
         }
     }
 
@@ -282,11 +281,11 @@ impl DispatchLoop {
             .next_deadline()
             .is_some_and(|deadline| deadline <= now.monotonic)
         {
-            self.handle(CoreCommand::Tick);
+            self.handle(CoreInput::Tick);
         }
     }
 
-    fn handle(&mut self, mut input: CoreCommand) {
+    fn handle(&mut self, input: CoreInput) {
         // The store does not know this turn's writes yet, and the core has let go of what they finished.
         let ended_now =
             |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
@@ -297,10 +296,10 @@ impl DispatchLoop {
         if added_now || input.named_tasks().into_iter().any(ended_now) {
             self.append_pending();
         }
-        self.core.load_stored_records(&mut input, &self.reader);
+        let now = self.clock.now();
         let effects = self
             .core
-            .handle(input, self.clock.now(), &mut *self.id_source);
+            .handle(input, &self.reader, now, &mut *self.id_source);
         self.collect(effects);
     }
 
@@ -395,18 +394,7 @@ impl DispatchLoop {
 
     fn deliver(&mut self, send: Delivery) {
         match send {
-            Delivery::Reply { request, outcome } => {
-                if let Some(PendingReply {
-                    reply,
-                    body_pin: kept,
-                    permit: pass,
-                }) = self.replies.remove(&request)
-                {
-                    // Before the caller's own, which then is the one that waits for the sweep, if any does.
-                    drop((kept, pass));
-                    let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
-                }
-            }
+            Delivery::Reply(reply) => reply.send(),
             Delivery::ToSession { session, message } => {
                 self.send_to_session(session, SessionDelivery::Message(message))
             }

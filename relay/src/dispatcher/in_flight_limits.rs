@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_core::ids::TokenId;
-use baton_core::io::command::FrameBody;
+use baton_core::io::session_input::FrameBody;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 const FRAMES_IN_FLIGHT: u32 = 1_024;

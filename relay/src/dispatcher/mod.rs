@@ -18,10 +18,11 @@ mod journal_entries;
 
 use std::sync::Arc;
 
-use baton_core::ids::{RequestId, SessionId, TokenId};
-use baton_core::io::command::{AttemptFrame, CoreCommand, DaemonHello};
-use baton_core::io::effects::{CloseReason, CoreReply, DaemonMessage};
+use baton_core::ids::{SessionId, TokenId};
+use baton_core::io::command::{Command, CoreInput};
+use baton_core::io::effects::{CloseReason, DaemonMessage};
 use baton_core::io::rejection::Rejection;
+use baton_core::io::session_input::{AttemptFrame, DaemonHello, SessionInput};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::body_files::{BODY_INLINE_MAX, BodyFiles, BodyPin};
@@ -80,17 +81,18 @@ pub(crate) enum HolderMessage {
         hello: Box<DaemonHello>,
         messages: mpsc::Sender<SessionDelivery>,
     },
-    Input(CoreCommand),
+    Input(SessionInput),
+    /// The shell's disk is nearly full, or has room again.
+    SuspendDispatch {
+        suspended: bool,
+    },
     /// The window that let it through is free again when what follows from it is durable.
     Frame {
         frame: Box<AttemptFrame>,
         pass: InFlightPermit,
     },
     /// A call about a lease that its caller holds itself: heard with the frames, for it renews or ends an attempt.
-    AgentLeaseCall {
-        make: InputFactory,
-        waiting: PendingReply,
-    },
+    AgentLeaseCall(Box<dyn QueuedCommand>),
 }
 
 /// What the loop tells a session.
@@ -100,29 +102,58 @@ pub(crate) enum SessionDelivery {
     Close(CloseReason),
 }
 
-type InputFactory = Box<dyn FnOnce(RequestId) -> CoreCommand + Send>;
+type ReplyReceiver<C> = oneshot::Receiver<Result<<C as Command>::Reply, RequestRefusal>>;
 
 /// What a client's call asks of the loop.
 enum DispatcherRequest {
-    CoreInput {
-        make: InputFactory,
-        waiting: PendingReply,
-    },
+    Command(Box<dyn QueuedCommand>),
     /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
     WriteRecords {
         changes: Vec<StoreChange>,
         done: oneshot::Sender<Result<(), RequestRefusal>>,
     },
     /// Take nothing more, if nothing was ever submitted; the answer says whether that is so.
-    StopAccepting { retired: oneshot::Sender<bool> },
+    StopAccepting {
+        retired: oneshot::Sender<bool>,
+    },
 }
 
-/// Who waits for a reply, and the long body that must stay until it is sent.
-pub(crate) struct PendingReply {
-    reply: oneshot::Sender<Result<CoreReply, RequestRefusal>>,
+/// A command that waits for the loop, whatever its type.
+pub(crate) trait QueuedCommand: Send {
+    /// The core's input: it carries the way back to the caller.
+    fn into_input(self: Box<Self>) -> CoreInput;
+
+    /// Answers without asking the core.
+    fn refuse(self: Box<Self>, refusal: RequestRefusal);
+}
+
+/// A command, where its reply goes, and what is kept until the reply is sent, also if the caller goes away.
+struct PendingCommand<C: Command> {
+    command: C,
+    reply: oneshot::Sender<Result<C::Reply, RequestRefusal>>,
+    /// The long body that must not be removed before.
     body_pin: Option<BodyPin>,
-    /// Held until the reply is sent, also if the caller goes away.
     permit: Option<InFlightPermit>,
+}
+
+impl<C: Command> QueuedCommand for PendingCommand<C> {
+    fn into_input(self: Box<Self>) -> CoreInput {
+        let Self {
+            command,
+            reply,
+            body_pin,
+            permit,
+        } = *self;
+        CoreInput::command(command, move |outcome| {
+            // Before the caller drops its own pin: that one is then the last, and asks for the sweep.
+            drop((body_pin, permit));
+            let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
+        })
+    }
+
+    fn refuse(self: Box<Self>, refusal: RequestRefusal) {
+        let _ = self.reply.send(Err(refusal)); // The caller may have gone.
+    }
 }
 
 impl Dispatcher {
@@ -159,44 +190,33 @@ impl Dispatcher {
         }
     }
 
-    /// The same for an agent that holds the lease it speaks of: a store that falls behind must not hold back renewals
-    /// and ends of attempts. `word` is whose word about a goal it is, where it is one that waits its turn.
-    pub(crate) async fn request_with_lease(
+    /// Hands a command to the core and waits for its reply, which is sent after what it reports is durable.
+    pub async fn request<C: Command>(&self, command: C) -> Result<C::Reply, RequestRefusal> {
+        self.send_request(command, None, None).await
+    }
+
+    /// The same for an agent that holds the lease the command is about: a store that falls behind must not hold back
+    /// renewals and ends of attempts. `goal_update_of` is the caller of a goal update, which waits its turn.
+    pub(crate) async fn request_with_lease<C: Command>(
         &self,
-        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
-        word: Option<TokenId>,
-    ) -> Result<CoreReply, RequestRefusal> {
-        let pass = self.acquire_permit(word).await?;
-        let (reply, outcome) = oneshot::channel();
-        self.lookups.count_request();
-        let held = HolderMessage::AgentLeaseCall {
-            make: Box::new(make),
-            waiting: PendingReply {
-                reply,
-                body_pin: None,
-                permit: pass,
-            },
-        };
-        self.send_to_loop(held).await?;
+        command: C,
+        goal_update_of: Option<TokenId>,
+    ) -> Result<C::Reply, RequestRefusal> {
+        let permit = self.acquire_permit(goal_update_of).await?;
+        let (queued, outcome) = self.queue_command(command, None, permit);
+        self.send_to_loop(HolderMessage::AgentLeaseCall(queued))
+            .await?;
         outcome.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
-    /// Hands the core an input and waits for its reply, which is sent after what it tells of is durable.
-    pub async fn request(
+    /// The same for a goal update of this caller: it waits its turn.
+    pub(crate) async fn request_goal_update<C: Command>(
         &self,
-        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
-    ) -> Result<CoreReply, RequestRefusal> {
-        self.send_request(make, None, None).await
-    }
-
-    /// The same for a word about a goal, of this caller: it waits its turn.
-    pub(crate) async fn request_goal_update(
-        &self,
-        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
+        command: C,
         token: TokenId,
-    ) -> Result<CoreReply, RequestRefusal> {
-        let pass = self.acquire_permit(Some(token)).await?;
-        self.send_request(make, None, pass).await
+    ) -> Result<C::Reply, RequestRefusal> {
+        let permit = self.acquire_permit(Some(token)).await?;
+        self.send_request(command, None, permit).await
     }
 
     async fn acquire_permit(
@@ -216,36 +236,44 @@ impl Dispatcher {
         self.in_flight_limits.frame_window()
     }
 
-    /// The same for an input whose long body must not be removed before it is answered, also if the caller goes away.
-    pub(crate) async fn request_with_body(
+    /// The same for a command whose long body must not be removed before it is answered, also if the caller goes away.
+    pub(crate) async fn request_with_body<C: Command>(
         &self,
-        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
-        kept: Option<BodyPin>,
-    ) -> Result<CoreReply, RequestRefusal> {
-        self.send_request(make, kept, None).await
+        command: C,
+        body_pin: Option<BodyPin>,
+    ) -> Result<C::Reply, RequestRefusal> {
+        self.send_request(command, body_pin, None).await
     }
 
-    async fn send_request(
+    async fn send_request<C: Command>(
         &self,
-        make: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
-        kept: Option<BodyPin>,
-        pass: Option<InFlightPermit>,
-    ) -> Result<CoreReply, RequestRefusal> {
-        let (reply, outcome) = oneshot::channel();
-        self.lookups.count_request();
-        let ask = DispatcherRequest::CoreInput {
-            make: Box::new(make),
-            waiting: PendingReply {
-                reply,
-                body_pin: kept,
-                permit: pass,
-            },
-        };
+        command: C,
+        body_pin: Option<BodyPin>,
+        permit: Option<InFlightPermit>,
+    ) -> Result<C::Reply, RequestRefusal> {
+        let (queued, outcome) = self.queue_command(command, body_pin, permit);
         self.requests
-            .send(ask)
+            .send(DispatcherRequest::Command(queued))
             .await
             .map_err(|_| RequestRefusal::Stopping)?;
         outcome.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
+    }
+
+    fn queue_command<C: Command>(
+        &self,
+        command: C,
+        body_pin: Option<BodyPin>,
+        permit: Option<InFlightPermit>,
+    ) -> (Box<dyn QueuedCommand>, ReplyReceiver<C>) {
+        let (reply, outcome) = oneshot::channel();
+        self.lookups.count_request();
+        let pending = PendingCommand {
+            command,
+            reply,
+            body_pin,
+            permit,
+        };
+        (Box::new(pending), outcome)
     }
 
     /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt, and

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use baton_core::ids::{TaskId, TenantId, TenantScope};
-use baton_core::io::command::{FinishedTask, RemovableTask};
+use baton_core::io::stored_lookup::{FinishedTask, RemovableTask};
 use baton_core::record::{IdempotencyRecord, ProgressRecord};
 use baton_core::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
 

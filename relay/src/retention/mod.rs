@@ -11,9 +11,8 @@ mod steady_clock;
 
 use std::time::Duration;
 
+use baton_core::commands::{ForgetAbsentDaemons, RemoveFinishedTasks};
 use baton_core::ids::TaskId;
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::CoreReply;
 use baton_core::time::{MonotonicTime, WallTime};
 use tokio_util::sync::CancellationToken;
 
@@ -229,14 +228,8 @@ impl RetentionSweeper {
         let tasks = candidates
             .map(|candidate| (candidate.tenant.clone(), candidate.task))
             .collect();
-        let ask = move |request| CoreCommand::RemoveFinished {
-            request,
-            tasks,
-            finished: Vec::new(),
-        };
-        let CoreReply::Removed(removed) = self.parts.dispatcher.request(ask).await? else {
-            return Ok(());
-        };
+        let removal = RemoveFinishedTasks { tasks };
+        let removed = self.parts.dispatcher.request(removal).await?;
         for due in due {
             if removed.contains(&due.candidate.task) {
                 counted.tasks += 1;
@@ -272,10 +265,9 @@ impl RetentionSweeper {
 
     async fn forget_daemons(&self) -> Result<(), RequestRefusal> {
         let unseen_ms = millis(self.config.daemon_max_age);
-        let ask = move |request| CoreCommand::ForgetDaemons { request, unseen_ms };
-        if let CoreReply::Forgotten(forgotten) = self.parts.dispatcher.request(ask).await? {
-            self.count("daemon", forgotten as u64, 0);
-        }
+        let absent = ForgetAbsentDaemons { unseen_ms };
+        let forgotten = self.parts.dispatcher.request(absent).await?;
+        self.count("daemon", forgotten as u64, 0);
         Ok(())
     }
 }

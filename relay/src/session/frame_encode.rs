@@ -140,12 +140,7 @@ impl FrameEncoder {
                 seq,
                 heartbeat_ms,
                 results,
-            } => self.frame(Frame::HeartbeatAck(v1::HeartbeatAck {
-                seq,
-                heartbeat_ms,
-                results: results.into_iter().map(renewal).collect(),
-                relay_time: None,
-            })),
+            } => self.heartbeat_ack(seq, heartbeat_ms, results),
             DaemonMessage::ExtensionAck { request, results } => {
                 self.frame(Frame::HoldGranted(v1::HoldGranted {
                     seq: request,
@@ -205,6 +200,20 @@ impl FrameEncoder {
                 ..v1::Drain::default()
             })),
         })
+    }
+
+    fn heartbeat_ack(
+        &self,
+        seq: u64,
+        heartbeat_ms: u64,
+        results: Vec<(AttemptId, LeaseRenewal)>,
+    ) -> v1::RelayFrame {
+        self.frame(Frame::HeartbeatAck(v1::HeartbeatAck {
+            seq,
+            heartbeat_ms,
+            results: results.into_iter().map(renewal).collect(),
+            relay_time: None,
+        }))
     }
 
     /// The ref contains only the attempt id, because the task of an abandoned attempt may be

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use baton_core::ids::{DaemonId, SessionId};
-use baton_core::io::command::FrameRef;
+use baton_core::io::session_input::FrameRef;
 use baton_core::record::DaemonRecord;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame;

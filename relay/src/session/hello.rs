@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use baton_core::TaskLookup;
 use baton_core::ids::{DaemonId, InstanceId};
-use baton_core::io::command::{ActiveAttempt, ActiveAttemptState, DaemonHello};
+use baton_core::io::session_input::{ActiveAttempt, ActiveAttemptState, DaemonHello};
 use baton_core::record::{AgentRecord, DaemonPlatform};
 use baton_proto::{ShortName, v1};
 

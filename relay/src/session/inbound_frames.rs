@@ -1,8 +1,8 @@
 //! Handles frames of the daemon: each is decoded, checked against the attempts of this session,
 //! and forwarded.
 
-use baton_core::io::command::{
-    AttemptFrame, CoreCommand, FrameBody, FrameRef, HeartbeatMessage, OutputSignal,
+use baton_core::io::session_input::{
+    AttemptFrame, FrameBody, FrameRef, HeartbeatMessage, OutputSignal, SessionInput,
 };
 use baton_core::record::WorkspaceReport;
 use baton_proto::v1;
@@ -51,7 +51,7 @@ impl DaemonSession {
             unfit: sent.refuses != i32::from(v1::RejectCode::Unspecified),
             load: sent.load.as_ref().map(frame_decode::machine_load),
         };
-        self.forward(CoreCommand::Heartbeat {
+        self.forward(SessionInput::Heartbeat {
             session: self.id,
             heartbeat,
         })
@@ -59,7 +59,7 @@ impl DaemonSession {
     }
 
     async fn handle_lease_extension(&mut self, sent: &v1::HoldRequest) -> Result<(), SessionEnd> {
-        self.forward(CoreCommand::ExtendLeases {
+        self.forward(SessionInput::ExtendLeases {
             session: self.id,
             request: sent.seq,
             attempts: renewals(&sent.attempts),
@@ -133,7 +133,7 @@ impl DaemonSession {
         workspace: Option<Box<WorkspaceReport>>,
     ) -> Result<(), SessionEnd> {
         if let Some(activity) = self.attempts.flush(self.id, re.attempt) {
-            self.forward(CoreCommand::Activity(activity)).await?;
+            self.forward(SessionInput::Activity(activity)).await?;
         }
         let final_offset = frame_decode::final_offset(&body);
         let unstored = final_offset.is_some_and(|offset| offset > self.durable_offset(re.attempt));
@@ -154,8 +154,6 @@ impl DaemonSession {
             proof: frame_decode::proof(sent),
             body,
             workspace,
-            finished: None,
-            stored_progress: Ok(None),
         });
         match final_offset {
             Some(offset) if offset > self.durable_offset(re.attempt) => {
@@ -288,7 +286,7 @@ impl DaemonSession {
             .attempts
             .note_output(self.id, seen, self.context.clock.now().monotonic)
         {
-            Some(activity) => self.forward(CoreCommand::Activity(activity)).await,
+            Some(activity) => self.forward(SessionInput::Activity(activity)).await,
             None => Ok(()),
         }
     }
@@ -379,7 +377,7 @@ impl DaemonSession {
             .attempts
             .flush_due(self.id, self.context.clock.now().monotonic)
         {
-            self.forward(CoreCommand::Activity(activity)).await?;
+            self.forward(SessionInput::Activity(activity)).await?;
         }
         Ok(())
     }
@@ -406,13 +404,13 @@ fn renewals(
     sent: &[v1::RenewEntry],
 ) -> Vec<(
     baton_core::ids::AttemptId,
-    baton_core::io::command::LeaseToken,
+    baton_core::io::session_input::LeaseToken,
 )> {
     let one = |entry: &v1::RenewEntry| {
         let attempt = entry.attempt_id.parse().ok()?;
         // A missing token is treated like a wrong one.
         let token = frame_decode::lease_token(entry.token.as_ref())
-            .unwrap_or(baton_core::io::command::LeaseToken([0; 32]));
+            .unwrap_or(baton_core::io::session_input::LeaseToken([0; 32]));
         Some((attempt, token))
     };
     sent.iter().filter_map(one).collect()

@@ -20,8 +20,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use baton_core::ids::{AttemptId, SessionId};
-use baton_core::io::command::{AttemptFrame, CoreCommand, FrameRef};
 use baton_core::io::effects::DaemonMessage;
+use baton_core::io::session_input::{AttemptFrame, FrameRef, SessionInput};
 use baton_core::time::MonotonicTime;
 use baton_proto::v1;
 use tokio::sync::mpsc;
@@ -176,8 +176,8 @@ impl DaemonSession {
         };
         tracing::info!(session_id = %self.id, daemon_id = %self.daemon, ?ended, "daemon disconnected");
         self.send_goodbye(&ended);
-        let closed = HolderMessage::Input(CoreCommand::SessionClosed { session: self.id });
-        // An error means that the relay stops, which ends every session anyway.
+        let closed = HolderMessage::Input(SessionInput::Closed { session: self.id });
+        // An error means that the whole relay stops, which ends every session anyway.
         let _ = self.context.dispatcher.send_to_loop(closed).await;
     }
 
@@ -266,7 +266,7 @@ impl DaemonSession {
         }
     }
 
-    async fn forward(&self, input: CoreCommand) -> Result<(), SessionEnd> {
+    async fn forward(&self, input: SessionInput) -> Result<(), SessionEnd> {
         self.context
             .dispatcher
             .send_to_loop(HolderMessage::Input(input))

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_core::ids::AttemptId;
-use baton_core::io::command::FrameRef;
 use baton_core::io::effects::{
     AttemptDispatch, AttemptSettlement, DaemonMessage, LeaseRenewal, SettlementVerdict,
 };
+use baton_core::io::session_input::FrameRef;
 use baton_core::record::CheckpointRecord;
 use uuid::Uuid;
 

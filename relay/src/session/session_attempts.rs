@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use baton_core::ids::{AttemptId, SessionId};
-use baton_core::io::command::{FrameRef, OutputActivity, OutputSignal};
+use baton_core::io::session_input::{FrameRef, OutputActivity, OutputSignal};
 use baton_core::time::MonotonicTime;
 
 /// Longest delay of output activity on its way to the core.

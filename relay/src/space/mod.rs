@@ -11,7 +11,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_core::io::command::CoreCommand;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -236,7 +235,7 @@ impl SpaceParts {
         self.output
             .restrict_to_small_outputs(reading.level == SpaceLevel::Bare);
         let suspended = !reading.accepts_work();
-        let suspend = HolderMessage::Input(CoreCommand::SuspendDispatch { suspended });
+        let suspend = HolderMessage::SuspendDispatch { suspended };
         // Fails only while the relay stops, when nothing is dispatched anyway.
         drop(self.dispatcher.send_to_loop(suspend).await);
     }

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use baton_core::ids::{AttemptId, TaskId, TenantId};
-use baton_core::io::command::FrameRef;
+use baton_core::io::session_input::FrameRef;
 use baton_core::record::TaskState;
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::WallTime;

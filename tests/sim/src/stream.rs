@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use baton_core::ids::{AttemptId, Incarnation, SessionId};
-use baton_core::io::command::{AttemptFrame, CoreCommand, DaemonHello};
 use baton_core::io::effects::DaemonMessage;
+use baton_core::io::session_input::{AttemptFrame, DaemonHello, SessionInput};
 
 use crate::relay::output_log::UpstreamOutput;
 use crate::simulation::{ScheduledEvent, Simulation};
@@ -13,7 +13,7 @@ use crate::simulation::{ScheduledEvent, Simulation};
 #[derive(Debug)]
 pub(crate) enum UpstreamItem {
     Hello(Box<DaemonHello>),
-    Input(CoreCommand),
+    Input(SessionInput),
     /// A frame of an attempt, and which of its words it is.
     Frame {
         frame: Box<AttemptFrame>,

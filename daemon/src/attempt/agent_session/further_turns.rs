@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use baton_validation::UnmetRequirement;
 use baton_proto::v1::OutputKind;
+use baton_validation::UnmetRequirement;
 use serde::{Deserialize, Serialize};
 
 use super::{AgentSession, AgentSessionEvent};

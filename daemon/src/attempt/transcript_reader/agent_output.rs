@@ -5,8 +5,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use baton_validation::UnmetRequirement;
 use baton_proto::worker::FoldSnapshot;
+use baton_validation::UnmetRequirement;
 use bytes::Bytes;
 
 use super::super::AttemptEvent;

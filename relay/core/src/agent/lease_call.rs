@@ -7,238 +7,244 @@
 
 use std::sync::Arc;
 
+use crate::agent::attempt_verb::AgentVerb;
 use crate::agent::repeated_call;
-use crate::attempt::machine::{EventOutcome, MachineEvent};
-use crate::attempt::timers::{TimerKey, TimerSet};
+use crate::attempt::machine::MachineEvent;
+use crate::attempt::timers::TimerKey;
 use crate::core_state::{Core, CoreTurn};
-use crate::fleet::frame::{
-    frame_event, matches_token, record_cancel_delivered, record_unmet_contract,
-};
-use crate::goal::hand_off::{GoalOutcome, ParkRequest, add_progress, progress_reply};
-use crate::goal::progress::GoalReport;
-use crate::ids::Incarnation;
-use crate::io::command::{
-    AgentLeaseCall, AgentLeaseVerb, CanceledBody, CompletedBody, FinishedTask, FrameBody,
-    ProcessTermination,
-};
-use crate::io::effects::{CommitDependency, CoreReply};
+use crate::fleet::frame::record_cancel_delivered;
+use crate::fleet::frame_check::matches_token;
+use crate::ids::{AttemptId, Incarnation, TaskId};
+use crate::io::command::{AgentPrincipal, Command, CommandOutcome, CommandReply};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::LeaseToken;
+use crate::io::stored_lookup::{FinishedTask, StoredNeeds, StoredRecords};
 use crate::record::{
-    AnsweredCall, AttemptRecord, AttemptState, CancelRecord, EndState, EndedBy, FailureCode,
-    TaskState, TimelineEventKind,
+    AgentHolder, AnsweredCall, AttemptRecord, AttemptState, CallFingerprint, FailureCode,
+    TaskRecord, TaskState,
 };
 use crate::task::live_task::{LiveTask, wall_time_at};
-use crate::task::size_limits;
-use crate::time::MonotonicTime;
+use crate::time::{MonotonicTime, WallTime};
 
-/// What an accepted call is answered with, once its task is put back.
-enum AgentCallAnswer {
-    Task,
-    Goal(GoalOutcome),
-    Renewed {
-        granted_ms: u64,
-        told: bool,
-    },
-    /// With the number of the checkpoint that it wrote then.
-    Repeated(Option<u64>),
+/// The lease that an agent's call is about, with the proof that it holds it: there is no stream that could prove it.
+#[derive(Clone, Debug)]
+pub struct AgentLeaseProof {
+    pub agent: AgentPrincipal,
+    pub task: TaskId,
+    pub attempt: AttemptId,
+    pub token: LeaseToken,
 }
 
-/// A call of the attempt's holder, proved.
-enum AgentCallCheck {
-    /// Of the attempt at this place.
-    New(usize),
-    AlreadyAnswered(AnsweredCall),
+/// Renews a lease. Repeating it is harmless, so it has no fingerprint.
+#[derive(Debug)]
+pub struct RenewAgentLease {
+    pub lease: AgentLeaseProof,
+}
+
+#[derive(Debug)]
+pub struct RenewedLease {
+    pub granted_ms: u64,
+    pub expires_at: WallTime,
+    /// A cancel was requested: stop, then confirm it.
+    pub cancel_requested: bool,
+}
+
+impl Command for RenewAgentLease {
+    type Reply = RenewedLease;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.lease.agent.tenant, self.lease.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<RenewedLease> {
+        let lease = &self.lease;
+        let Some(mut live) = core.take_task(&lease.agent.tenant, lease.task) else {
+            let finished = own_finished_task(lease, stored.finished)?;
+            let found = find_lease(&finished.record, lease, core.config.incarnation)?;
+            found.check_leased()?;
+            return Err(not_leased_reason(found.attempt, finished.record.state));
+        };
+        let renewed = core.check_and_renew(&mut live, lease, turn);
+        core.put_back_task(live, turn);
+        let (granted_ms, cancel_requested) = renewed?;
+        let reply = RenewedLease {
+            granted_ms,
+            expires_at: wall_time_at(turn.now.monotonic + granted_ms, turn.now),
+            cancel_requested,
+        };
+        // A cancel must not be known before it is durable; a renewal waits for no disk.
+        Ok(if cancel_requested {
+            CommandReply::after_task(lease.task, reply)
+        } else {
+            CommandReply::immediate(reply)
+        })
+    }
+}
+
+/// Any other call about a lease that the caller holds itself.
+#[derive(Debug)]
+pub struct AgentLeaseCall<V> {
+    pub lease: AgentLeaseProof,
+    /// Present where the caller may have to repeat the call.
+    pub fingerprint: Option<CallFingerprint>,
+    pub verb: V,
+}
+
+#[derive(Debug)]
+pub enum AgentCallReply<D> {
+    Done {
+        record: Arc<TaskRecord>,
+        done: D,
+    },
+    /// The call was carried out before, and is not carried out again. The task as it is now, and the number of the
+    /// checkpoint that the call wrote.
+    Repeated {
+        record: Arc<TaskRecord>,
+        checkpoint: Option<u64>,
+    },
+}
+
+impl<V: AgentVerb> Command for AgentLeaseCall<V> {
+    type Reply = AgentCallReply<V::Done>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        let (tenant, task) = (&self.lease.agent.tenant, self.lease.task);
+        if self.verb.updates_progress() {
+            StoredNeeds::task_and_progress(tenant, task)
+        } else {
+            StoredNeeds::task(tenant, task)
+        }
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let task = self.lease.task;
+        let Some(mut live) = core.take_task(&self.lease.agent.tenant, task) else {
+            let reply = self.run_on_finished_task(stored, core.config.incarnation)?;
+            return Ok(CommandReply::after_task(task, reply));
+        };
+        let answer = self.run_on_live_task(core, &mut live, stored, turn);
+        let record = core.put_back_task(live, turn);
+        let reply = match answer? {
+            CallAnswer::Done(done) => AgentCallReply::Done { record, done },
+            CallAnswer::Repeated(AnsweredCall { checkpoint, .. }) => {
+                AgentCallReply::Repeated { record, checkpoint }
+            }
+        };
+        Ok(CommandReply::after_task(task, reply))
+    }
+}
+
+/// What an accepted call is answered with, once its task is put back.
+enum CallAnswer<D> {
+    Done(D),
+    Repeated(AnsweredCall),
+}
+
+impl<V: AgentVerb> AgentLeaseCall<V> {
+    /// The task is over. Only a call that did its work then is answered as it was.
+    fn run_on_finished_task(
+        self,
+        stored: StoredRecords,
+        incarnation: Incarnation,
+    ) -> Result<AgentCallReply<V::Done>, Rejection> {
+        let FinishedTask { record, .. } = own_finished_task(&self.lease, stored.finished)?;
+        let found = find_lease(&record, &self.lease, incarnation)?;
+        if let Some(answered) = self.find_answered_call(&found)? {
+            let checkpoint = answered.checkpoint;
+            return Ok(AgentCallReply::Repeated { record, checkpoint });
+        }
+        found.check_leased()?;
+        match self.verb.already_done(found.attempt) {
+            Some(done) => Ok(AgentCallReply::Done { record, done }),
+            None => Err(not_leased_reason(found.attempt, record.state)),
+        }
+    }
+
+    fn run_on_live_task(
+        self,
+        core: &mut Core,
+        live: &mut LiveTask,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> Result<CallAnswer<V::Done>, Rejection> {
+        let found = find_lease(live.record(), &self.lease, core.config.incarnation)?;
+        if let Some(answered) = self.find_answered_call(&found)? {
+            return Ok(CallAnswer::Repeated(answered));
+        }
+        found.check_leased()?;
+        let index = found.index;
+        if !core.is_current_lease(live, &self.lease, turn)? {
+            let attempt = &live.record().attempts[index];
+            let done = self.verb.already_done(attempt);
+            let late = not_leased_reason(attempt, live.record().state);
+            return done.map(CallAnswer::Done).ok_or(late);
+        }
+        let done = self
+            .verb
+            .apply(core, live, &self.lease.agent, stored.progress, turn)?;
+        if let Some(fingerprint) = self.fingerprint {
+            let checkpoint = V::checkpoint_number(&done);
+            let answered = AnsweredCall {
+                fingerprint,
+                checkpoint,
+            };
+            repeated_call::store_answered_call(live, self.lease.attempt, answered);
+        }
+        Ok(CallAnswer::Done(done))
+    }
+
+    fn find_answered_call(
+        &self,
+        found: &FoundLease<'_>,
+    ) -> Result<Option<AnsweredCall>, Rejection> {
+        let known = repeated_call::find_answered_call(found.holder, self.fingerprint.as_ref())?;
+        Ok(known.cloned())
+    }
 }
 
 impl Core {
-    pub(crate) fn agent_lease_call(&mut self, mut call: AgentLeaseCall, turn: &mut CoreTurn<'_>) {
-        if let Some(live) = self.take_task(&call.agent.tenant, call.task) {
-            return self.call_on_live_task(live, call, turn);
-        }
-        let tenant = &call.agent.tenant;
-        let finished = call.finished.take();
-        let own = finished.filter(|finished| finished.record.tenant == *tenant);
-        match own.map(|finished| self.call_on_finished_task(finished, &call)) {
-            Some(Ok(reply)) => turn.reply(call.request, CommitDependency::Task(call.task), reply),
-            Some(Err(code)) => turn.refuse(call.request, code),
-            None => turn.refuse(call.request, Rejection::UnknownTask),
-        }
-    }
-
-    fn call_on_live_task(
-        &mut self,
-        mut live: Box<LiveTask>,
-        call: AgentLeaseCall,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let (request, task) = (call.request, call.task);
-        let answer = self.check_and_run_call(&mut live, call, turn);
-        let record = self.put_back_task(live, turn);
-        match answer {
-            Ok(AgentCallAnswer::Task) => turn.reply(
-                request,
-                CommitDependency::Task(task),
-                CoreReply::Task(record),
-            ),
-            Ok(AgentCallAnswer::Repeated(checkpoint)) => {
-                let reply = CoreReply::Repeated { record, checkpoint };
-                turn.reply(request, CommitDependency::Task(task), reply);
-            }
-            Ok(AgentCallAnswer::Goal(said)) => {
-                let reply = match said.checkpoint {
-                    Some(checkpoint) => CoreReply::Checkpointed { record, checkpoint },
-                    None => progress_reply(record, said.progress),
-                };
-                turn.reply(request, CommitDependency::Task(task), reply);
-            }
-            Ok(AgentCallAnswer::Renewed { granted_ms, told }) => {
-                let reply = CoreReply::Renewed {
-                    granted_ms,
-                    expires_at: wall_time_at(turn.now.monotonic + granted_ms, turn.now),
-                    cancel_requested: told,
-                };
-                // A cancel must not be known before it is durable; a renewal waits for no disk.
-                let after = if told {
-                    CommitDependency::Task(task)
-                } else {
-                    CommitDependency::Nothing
-                };
-                turn.reply(request, after, reply);
-            }
-            Err(code) => turn.refuse(request, code),
-        }
-    }
-
-    /// The task is over. Only a call that did its work then is answered as it was.
-    fn call_on_finished_task(
-        &self,
-        finished: FinishedTask,
-        call: &AgentLeaseCall,
-    ) -> Result<CoreReply, Rejection> {
-        let FinishedTask { record, spec } = finished;
-        let live = LiveTask::new(spec, Arc::clone(&record), TimerSet::default());
-        let index = match check_holder(&live, call, self.config.incarnation)? {
-            AgentCallCheck::New(index) => index,
-            AgentCallCheck::AlreadyAnswered(AnsweredCall { checkpoint, .. }) => {
-                return Ok(CoreReply::Repeated { record, checkpoint });
-            }
-        };
-        let attempt = &record.attempts[index];
-        if was_already_done(attempt, &call.verb) {
-            return Ok(CoreReply::Task(record));
-        }
-        Err(not_leased_reason(attempt, record.state))
-    }
-
-    fn check_and_run_call(
+    fn check_and_renew(
         &mut self,
         live: &mut LiveTask,
-        mut call: AgentLeaseCall,
+        lease: &AgentLeaseProof,
         turn: &mut CoreTurn<'_>,
-    ) -> Result<AgentCallAnswer, Rejection> {
-        let index = match check_holder(live, &call, self.config.incarnation)? {
-            AgentCallCheck::New(index) => index,
-            AgentCallCheck::AlreadyAnswered(heard) => {
-                return Ok(AgentCallAnswer::Repeated(heard.checkpoint));
-            }
-        };
-        let named = live.newest_attempt().id == call.attempt || mutant!(AgentUnfenced);
-        let current = named && live.is_newest_leased();
-        if current && is_lease_over(live, turn.now.monotonic) {
-            // The call lost the race against the clock; the sweep would say the same a moment later.
-            self.apply_event(
-                live,
-                MachineEvent::TimerExpired(TimerKey::Lease),
-                None,
-                turn,
-            );
-            return Err(Rejection::LeaseExpired);
-        }
-        if !current {
+    ) -> Result<(u64, bool), Rejection> {
+        let found = find_lease(live.record(), lease, self.config.incarnation)?;
+        found.check_leased()?;
+        let index = found.index;
+        if !self.is_current_lease(live, lease, turn)? {
             let attempt = &live.record().attempts[index];
-            if was_already_done(attempt, &call.verb) {
-                return Ok(AgentCallAnswer::Task);
-            }
             return Err(not_leased_reason(attempt, live.record().state));
         }
-        let (attempt, mark) = (call.attempt, call.fingerprint.take());
-        let answer = self.run_call(live, call, turn)?;
-        if let Some(mark) = mark {
-            let checkpoint = answer.checkpoint_number();
-            repeated_call::store_answered_call(
-                live,
-                attempt,
-                AnsweredCall {
-                    fingerprint: mark,
-                    checkpoint,
-                },
-            );
-        }
-        Ok(answer)
+        Ok(self.renew_agent_lease(live, turn))
     }
 
-    /// The verb's own rule, and what follows from it.
-    fn run_call(
+    /// Whether the named attempt holds its lease now. One whose time is over ends here.
+    fn is_current_lease(
         &mut self,
         live: &mut LiveTask,
-        call: AgentLeaseCall,
+        lease: &AgentLeaseProof,
         turn: &mut CoreTurn<'_>,
-    ) -> Result<AgentCallAnswer, Rejection> {
-        match call.verb {
-            AgentLeaseVerb::Renew => {
-                let (granted_ms, told) = self.renew_agent_lease(live, turn);
-                Ok(AgentCallAnswer::Renewed { granted_ms, told })
-            }
-            AgentLeaseVerb::Complete(..) if live.record().cancel.is_some() => {
-                Err(Rejection::BeingCanceled)
-            }
-            AgentLeaseVerb::Complete(mut completed, last_words) => {
-                completed.termination = stopped_termination();
-                let answer = self.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
-                if let Some(update) = last_words {
-                    // The result counts, whatever became of the words.
-                    let _added =
-                        add_progress(live, update.into_parts().0, call.stored_progress, turn);
-                }
-                Ok(answer)
-            }
-            AgentLeaseVerb::Goal(GoalReport::Block(block)) => {
-                let park = ParkRequest {
-                    termination: Some(stopped_termination()),
-                    ..ParkRequest::from_block(block, Arc::clone(&call.agent.name), None)
-                };
-                self.park_attempt(live, park, call.stored_progress, turn)
-                    .map(AgentCallAnswer::Goal)
-            }
-            AgentLeaseVerb::Goal(word) => {
-                let said = self.apply_goal_report(live, word, call.stored_progress, None, turn)?;
-                Ok(AgentCallAnswer::Goal(said))
-            }
-            AgentLeaseVerb::Fail(mut errored) => {
-                errored.termination = stopped_termination();
-                self.apply_agent_frame(live, FrameBody::Errored(errored), turn)
-            }
-            AgentLeaseVerb::Release { reason } => {
-                let termination = stopped_termination();
-                let released = FrameBody::Released {
-                    reason,
-                    termination,
-                };
-                self.apply_agent_frame(live, released, turn)
-            }
-            AgentLeaseVerb::Cancel { reason } => {
-                if live.record().cancel.is_none() {
-                    begin_holder_cancel(live, &call.agent.name, reason.clone(), turn);
-                }
-                let canceled = FrameBody::Canceled(CanceledBody {
-                    reason,
-                    termination: stopped_termination(),
-                    ended_in_lease: true,
-                    ..CanceledBody::default()
-                });
-                self.apply_agent_frame(live, canceled, turn)
-            }
+    ) -> Result<bool, Rejection> {
+        let named = live.newest_attempt().id == lease.attempt || mutant!(AgentUnfenced);
+        let current = named && live.is_newest_leased();
+        if current && is_lease_over(live, turn.now.monotonic) {
+            // The call lost the race against the clock; the sweep would end it a moment later.
+            let expired = MachineEvent::TimerExpired(TimerKey::Lease);
+            self.apply_event(live, expired, None, turn);
+            return Err(Rejection::LeaseExpired);
         }
+        Ok(current)
     }
 
     /// What is granted, and whether a cancel waits. A lease that is to be given up is not renewed, or whoever asked for the
@@ -260,67 +266,59 @@ impl Core {
         live.renew_lease(now + granted_ms, &self.config, now);
         (granted_ms, told)
     }
+}
 
-    fn apply_agent_frame(
-        &mut self,
-        live: &mut LiveTask,
-        mut body: FrameBody,
-        turn: &mut CoreTurn<'_>,
-    ) -> Result<AgentCallAnswer, Rejection> {
-        size_limits::clip_body(&mut body);
-        let event = frame_event(body, &live.spec, turn.now.wall).ok_or(Rejection::WrongOrder)?;
-        match self.apply_event(live, event, None, turn) {
-            EventOutcome::Applied => Ok(AgentCallAnswer::Task),
-            EventOutcome::Refused(Rejection::ContractUnmet) => {
-                record_unmet_contract(live);
-                Err(Rejection::ContractUnmet)
-            }
-            EventOutcome::Refused(code) => Err(code),
-            EventOutcome::Ignored | EventOutcome::Regressed | EventOutcome::Late => {
-                Err(Rejection::WrongOrder)
-            }
+/// The attempt that a call names, and its holder.
+struct FoundLease<'a> {
+    index: usize,
+    attempt: &'a AttemptRecord,
+    holder: &'a AgentHolder,
+}
+
+impl FoundLease<'_> {
+    /// A parked attempt keeps nothing of its lease.
+    fn check_leased(&self) -> Result<(), Rejection> {
+        if self.attempt.lease.is_some() {
+            Ok(())
+        } else {
+            Err(Rejection::NotLeased)
         }
     }
 }
 
-impl AgentCallAnswer {
-    fn checkpoint_number(&self) -> Option<u64> {
-        match self {
-            AgentCallAnswer::Goal(said) => said.checkpoint.as_ref().map(|written| written.number),
-            AgentCallAnswer::Task
-            | AgentCallAnswer::Renewed { .. }
-            | AgentCallAnswer::Repeated(_) => None,
-        }
-    }
+fn own_finished_task(
+    lease: &AgentLeaseProof,
+    finished: Option<FinishedTask>,
+) -> Result<FinishedTask, Rejection> {
+    let own = finished.filter(|finished| finished.record.tenant == lease.agent.tenant);
+    own.ok_or(Rejection::UnknownTask)
 }
 
 /// Exists and owned, then proof. Another agent's attempt looks like none.
-fn check_holder(
-    live: &LiveTask,
-    call: &AgentLeaseCall,
+fn find_lease<'a>(
+    record: &'a TaskRecord,
+    lease: &AgentLeaseProof,
     incarnation: Incarnation,
-) -> Result<AgentCallCheck, Rejection> {
-    let attempts = &live.record().attempts;
-    let index = attempts.iter().position(|known| known.id == call.attempt);
+) -> Result<FoundLease<'a>, Rejection> {
+    let attempts = &record.attempts;
+    let index = attempts.iter().position(|known| known.id == lease.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
-    let held = attempts[index].agent_holder();
-    let own = held.filter(|held| held.token == call.agent.token || mutant!(StolenLeaseTaken));
+    let attempt = &attempts[index];
+    let held = attempt.agent_holder();
+    let own = held.filter(|held| held.token == lease.agent.token || mutant!(StolenLeaseTaken));
     let holder = own.ok_or(Rejection::UnknownAttempt)?;
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
     }
-    let leased = attempts[index].lease.is_some();
-    if leased && !matches_token(&attempts[index], &call.proof) && !mutant!(AgentTokenIgnored) {
+    let leased = attempt.lease.is_some();
+    if leased && !matches_token(attempt, &lease.token) && !mutant!(AgentTokenIgnored) {
         return Err(Rejection::BadProof);
     }
-    if let Some(heard) = repeated_call::find_answered_call(holder, call.fingerprint.as_ref())? {
-        return Ok(AgentCallCheck::AlreadyAnswered(heard.clone()));
-    }
-    if !leased {
-        // It was parked, and nothing of its lease is kept.
-        return Err(Rejection::NotLeased);
-    }
-    Ok(AgentCallCheck::New(index))
+    Ok(FoundLease {
+        index,
+        attempt,
+        holder,
+    })
 }
 
 pub(crate) fn is_lease_over(live: &LiveTask, now: MonotonicTime) -> bool {
@@ -337,53 +335,4 @@ fn not_leased_reason(attempt: &AttemptRecord, state: TaskState) -> Rejection {
     } else {
         Rejection::NotLeased
     }
-}
-
-/// Whether this very call has done its work before: its answer was lost, and it is asked again.
-fn was_already_done(attempt: &AttemptRecord, verb: &AgentLeaseVerb) -> bool {
-    let Some(end) = attempt.state.end() else {
-        return false;
-    };
-    match verb {
-        AgentLeaseVerb::Renew | AgentLeaseVerb::Goal(_) => false,
-        AgentLeaseVerb::Complete(CompletedBody { result, .. }, _) => {
-            end.state == EndState::Completed
-                && end.ended_by == EndedBy::Agent
-                && attempt.result == *result
-        }
-        AgentLeaseVerb::Release { .. } => {
-            end.state == EndState::Released && end.ended_by == EndedBy::Agent
-        }
-        AgentLeaseVerb::Fail(errored) => {
-            end.ended_by == EndedBy::Agent && end.failure_code.as_ref() == Some(&errored.code)
-        }
-        AgentLeaseVerb::Cancel { .. } => end.state == EndState::Canceled,
-    }
-}
-
-/// The holder's own word that it has stopped: it is the one who works, so nothing else could prove it.
-fn stopped_termination() -> ProcessTermination {
-    ProcessTermination {
-        group_empty: true,
-        ..ProcessTermination::default()
-    }
-}
-
-fn begin_holder_cancel(
-    live: &mut LiveTask,
-    by: &Arc<str>,
-    reason: Option<Arc<str>>,
-    turn: &CoreTurn<'_>,
-) {
-    let attempt = Some(live.newest_attempt().id);
-    live.record_mut().cancel = Some(CancelRecord {
-        by: Arc::clone(by),
-        operator: false,
-        reason: reason.clone(),
-        attempt,
-        requested: turn.now.wall,
-        delivered: Some(turn.now.wall),
-        confirmed: None,
-    });
-    live.add_event(TimelineEventKind::CancelRequested, reason);
 }

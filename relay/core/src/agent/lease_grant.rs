@@ -9,60 +9,156 @@ use std::sync::Arc;
 use crate::attempt::machine::MachineEvent;
 use crate::core_state::{Core, CoreTurn};
 use crate::fleet::heartbeat::agent_renewal_ms;
-use crate::ids::{AttemptId, RequestId, TaskId};
-use crate::io::command::{AgentPrincipal, FinishedTask, LeaseToken, PriorSubmission, SubmitTask};
-use crate::io::effects::{AgentLeaseGrant, CommitDependency, CoreReply};
+use crate::ids::{AttemptId, TaskId};
+use crate::io::command::{AgentPrincipal, Command, CommandOutcome, CommandReply};
+use crate::io::effects::{AgentLeaseGrant, CommitDependency};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::LeaseToken;
+use crate::io::stored_lookup::{FinishedTask, PriorSubmission, StoredNeeds, StoredRecords};
 use crate::record::{AgentHolder, AttemptState, CallFingerprint, LeaseHolder, TimelineEventKind};
 use crate::schedule::conversation::ConversationKey;
 use crate::schedule::dispatch::new_lease;
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::task::spec::TaskSpec;
+use crate::task::submit::SubmitTask;
 use crate::time::MonotonicTime;
 
 /// An agent that wants a lease, and by which of its calls.
-pub(crate) struct AgentCaller {
-    pub(crate) agent: AgentPrincipal,
-    pub(crate) fingerprint: Option<Box<CallFingerprint>>,
+#[derive(Debug)]
+pub struct AgentCaller {
+    pub agent: AgentPrincipal,
+    /// Present where the caller may have to repeat the call.
+    pub fingerprint: Option<Box<CallFingerprint>>,
+}
+
+/// Submit and claim in one write: the task is never seen waiting. It needs an idempotency key: without one a lost reply
+/// would leave a lease that cannot be found again.
+#[derive(Debug)]
+pub struct StartTask {
+    pub submit: SubmitTask,
+    pub caller: AgentCaller,
+}
+
+impl Command for StartTask {
+    type Reply = Box<AgentLeaseGrant>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::submission(&self.submit.spec)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let Self { submit, caller } = self;
+        if let Some(prior) = core.find_prior_submission(&submit.spec, stored.prior_submission)? {
+            return core.restart_known_task(&submit, &prior, caller, turn);
+        }
+        core.admit_task(&submit.spec)?;
+        core.check_start(&submit, turn.now.monotonic)?;
+        let live = core.open_task(&submit, turn);
+        Ok(core.grant_to_agent(live, caller, turn))
+    }
+}
+
+/// An agent takes a queued task: this one, or the first that its scope may claim; none where there is none.
+#[derive(Debug)]
+pub struct ClaimTask {
+    pub caller: AgentCaller,
+    pub task: Option<TaskId>,
+}
+
+impl Command for ClaimTask {
+    type Reply = Option<Box<AgentLeaseGrant>>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        let tenant = &self.caller.agent.tenant;
+        let task = self.task.map(|task| StoredNeeds::task(tenant, task));
+        task.unwrap_or_default()
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let Self { caller, task } = self;
+        if let Some(grant) = core.repeat_grant(&caller, turn)? {
+            return Ok(grant.map(Some));
+        }
+        let first = || core.first_claimable(&caller.agent, turn.now.monotonic);
+        let Some(task) = task.or_else(first) else {
+            return Ok(CommandReply::immediate(None));
+        };
+        let grant = core.claim_named_task(caller, task, stored.finished, turn)?;
+        Ok(grant.map(Some))
+    }
+}
+
+/// An agent takes a parked task over, in one write: the parked attempt is handed off, and attempt N+1 is leased to the
+/// caller. Of two callers the second finds it handed off.
+#[derive(Debug)]
+pub struct PickUpTask {
+    pub caller: AgentCaller,
+    pub task: TaskId,
+    /// The parked attempt that it saw.
+    pub attempt: Option<AttemptId>,
+    pub reason: Option<Arc<str>>,
+}
+
+impl Command for PickUpTask {
+    type Reply = Box<AgentLeaseGrant>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.caller.agent.tenant, self.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        if let Some(grant) = core.repeat_grant(&self.caller, turn)? {
+            return Ok(grant);
+        }
+        let agent = &self.caller.agent;
+        let Some(mut live) = core.take_agent_task(agent, self.task) else {
+            return Err(missing_agent_task(agent, stored.finished));
+        };
+        if let Err(code) = core.check_pick_up(&live, self.attempt, turn.now.monotonic) {
+            core.put_back_task(live, turn);
+            return Err(code);
+        }
+        let by = Arc::clone(&agent.name);
+        live.add_event(TimelineEventKind::PickedUp { by }, self.reason);
+        core.start_successor(&mut live, Arc::clone(&agent.name), turn);
+        Ok(core.grant_to_agent(live, self.caller, turn))
+    }
 }
 
 impl Core {
-    /// Submit and claim in one write: nobody ever sees the task waiting.
-    pub(crate) fn start_task(
-        &mut self,
-        submit: SubmitTask,
-        caller: AgentCaller,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        match self.find_prior_submission(&submit) {
-            Ok(Some(prior)) => return self.restart_known_task(&submit, &prior, caller, turn),
-            Ok(None) => {}
-            Err(code) => return turn.refuse(submit.request, code),
-        }
-        let may = self.admit_task(&submit.spec);
-        if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.monotonic)) {
-            return turn.refuse(submit.request, code);
-        }
-        let live = self.open_task(&submit, turn);
-        self.grant_to_agent(live, submit.request, caller, turn);
-    }
-
-    /// The key is known: its task may have been given back since, and then it can be claimed again.
+    /// The key is known: its task may have been released since, and then it can be claimed again.
     fn restart_known_task(
         &mut self,
         submit: &SubmitTask,
         prior: &PriorSubmission,
         caller: AgentCaller,
         turn: &mut CoreTurn<'_>,
-    ) {
-        let request = submit.request;
+    ) -> CommandOutcome<Box<AgentLeaseGrant>> {
         if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
-            return turn.refuse(request, Rejection::IdempotencyConflict);
+            return Err(Rejection::IdempotencyConflict);
         }
         if prior.finished.is_some() && !self.is_live(prior.task) {
-            return turn.refuse(request, Rejection::AlreadyFinished);
+            return Err(Rejection::AlreadyFinished);
         }
-        self.claim_task(request, caller, Some(prior.task), None, turn);
+        match self.repeat_grant(&caller, turn)? {
+            Some(grant) => Ok(grant),
+            None => self.claim_named_task(caller, prior.task, None, turn),
+        }
     }
 
     /// A new task has no attempt that could run, but its conversation may have one.
@@ -80,59 +176,24 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn claim_task(
+    fn claim_named_task(
         &mut self,
-        request: RequestId,
         caller: AgentCaller,
-        task: Option<TaskId>,
+        task: TaskId,
         finished: Option<FinishedTask>,
         turn: &mut CoreTurn<'_>,
-    ) {
-        if self.repeat_grant(request, &caller, turn) {
-            return;
-        }
+    ) -> CommandOutcome<Box<AgentLeaseGrant>> {
         let agent = &caller.agent;
-        let Some(task) = task.or_else(|| self.first_claimable(agent, turn.now.monotonic)) else {
-            return turn.reply(request, CommitDependency::Nothing, CoreReply::Granted(None));
-        };
         let Some(live) = self.take_agent_task(agent, task) else {
-            return turn.refuse(request, missing_agent_task(agent, finished));
+            return Err(missing_agent_task(agent, finished));
         };
         match self.check_claim(&live, turn.now.monotonic) {
-            Ok(()) => self.grant_to_agent(live, request, caller, turn),
+            Ok(()) => Ok(self.grant_to_agent(live, caller, turn)),
             Err(code) => {
                 self.put_back_task(live, turn);
-                turn.refuse(request, code);
+                Err(code)
             }
         }
-    }
-
-    /// Takes a parked task over, in one write: the parked attempt is handed off, and its successor is the caller's. Of two
-    /// who want it the second finds it handed off.
-    pub(crate) fn pick_up_task(
-        &mut self,
-        request: RequestId,
-        caller: AgentCaller,
-        (task, seen): (TaskId, Option<AttemptId>),
-        reason: Option<Arc<str>>,
-        finished: Option<FinishedTask>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        if self.repeat_grant(request, &caller, turn) {
-            return;
-        }
-        let agent = &caller.agent;
-        let Some(mut live) = self.take_agent_task(agent, task) else {
-            return turn.refuse(request, missing_agent_task(agent, finished));
-        };
-        if let Err(code) = self.check_pick_up(&live, seen, turn.now.monotonic) {
-            self.put_back_task(live, turn);
-            return turn.refuse(request, code);
-        }
-        let by = Arc::clone(&agent.name);
-        live.add_event(TimelineEventKind::PickedUp { by }, reason);
-        self.start_successor(&mut live, Arc::clone(&agent.name), turn);
-        self.grant_to_agent(live, request, caller, turn);
     }
 
     fn check_pick_up(
@@ -214,13 +275,12 @@ impl Core {
     pub(crate) fn grant_to_agent(
         &mut self,
         mut live: Box<LiveTask>,
-        request: RequestId,
         AgentCaller {
             agent,
             fingerprint: mark,
         }: AgentCaller,
         turn: &mut CoreTurn<'_>,
-    ) {
+    ) -> CommandReply<Box<AgentLeaseGrant>> {
         let (token, lease) = new_lease(&live, true, turn);
         let holder = LeaseHolder::Agent(AgentHolder {
             token: agent.token,
@@ -238,18 +298,17 @@ impl Core {
         self.agent_leases
             .insert((agent.token, live.newest_attempt().id), live.id());
         let granted_ms = live.spec.lease_ttl_ms;
-        self.reply_with_grant(live, request, token, granted_ms, turn);
+        self.granted_lease(live, token, granted_ms, turn)
     }
 
-    /// The one reply that the token is in.
-    pub(crate) fn reply_with_grant(
+    /// The only reply that contains the token.
+    pub(crate) fn granted_lease(
         &mut self,
         live: Box<LiveTask>,
-        request: RequestId,
         token: LeaseToken,
         granted_ms: u64,
         turn: &mut CoreTurn<'_>,
-    ) {
+    ) -> CommandReply<Box<AgentLeaseGrant>> {
         let (task, to, spec) = (live.id(), self.attempt_ref(&live), Arc::clone(&live.spec));
         let record = self.put_back_task(live, turn);
         let grant = AgentLeaseGrant {
@@ -261,13 +320,10 @@ impl Core {
             record,
             spec,
         };
-        let reply = CoreReply::Granted(Some(Box::new(grant)));
-        let after = if mutant!(GrantBeforePersist) {
-            CommitDependency::Nothing
-        } else {
-            CommitDependency::Task(task)
-        };
-        turn.reply(request, after, reply);
+        CommandReply {
+            depends_on: CommitDependency::Task(task).unless_broken(mutant!(GrantBeforePersist)),
+            reply: Box::new(grant),
+        }
     }
 }
 

@@ -9,10 +9,12 @@ use uuid::Uuid;
 use crate::agent::lease_call::is_lease_over;
 use crate::agent::lease_grant::AgentCaller;
 use crate::core_state::{Core, CoreTurn};
-use crate::fleet::frame::token_hash;
-use crate::ids::{AttemptId, RequestId, TaskId};
-use crate::io::command::LeaseToken;
+use crate::fleet::frame_check::token_hash;
+use crate::ids::{AttemptId, TaskId};
+use crate::io::command::CommandReply;
+use crate::io::effects::AgentLeaseGrant;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::LeaseToken;
 use crate::record::{AgentHolder, AnsweredCall, CallFingerprint, LeaseHolder};
 use crate::task::live_task::LiveTask;
 use crate::time::MonotonicTime;
@@ -53,31 +55,24 @@ pub(crate) fn store_answered_call(live: &mut LiveTask, attempt: AttemptId, call:
 }
 
 impl Core {
-    /// Answers a call that was granted a lease before and holds it still; false for every other one.
+    /// Answers a call that was granted a lease before and still holds it; none for every other one.
     pub(crate) fn repeat_grant(
         &mut self,
-        request: RequestId,
         caller: &AgentCaller,
         turn: &mut CoreTurn<'_>,
-    ) -> bool {
-        let task = match self.find_earlier_grant(caller, turn.now.monotonic) {
-            Ok(Some(task)) => task,
-            Ok(None) => return false,
-            Err(code) => {
-                turn.refuse(request, code);
-                return true;
-            }
+    ) -> Result<Option<CommandReply<Box<AgentLeaseGrant>>>, Rejection> {
+        let Some(task) = self.find_earlier_grant(caller, turn.now.monotonic)? else {
+            return Ok(None);
         };
         let Some(mut live) = self.take_agent_task(&caller.agent, task) else {
-            return false;
+            return Ok(None);
         };
         let token = LeaseToken(turn.id_source.new_secret());
         if let Some(lease) = &mut live.newest_attempt_mut().lease {
             lease.token_hash = token_hash(&token);
         }
         let (granted_ms, _) = self.renew_agent_lease(&mut live, turn);
-        self.reply_with_grant(live, request, token, granted_ms, turn);
-        true
+        Ok(Some(self.granted_lease(live, token, granted_ms, turn)))
     }
 
     fn find_earlier_grant(

@@ -9,14 +9,14 @@ use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
 use crate::attempt::machine::{MachineEvent, is_loss_code};
 use crate::attempt::timers::TimerSet;
 use crate::core_state::{Core, CoreTurn};
-use crate::fleet::frame::{
-    FrameOrigin, check_owner, lacks_output, proof_of_death, reject_frame, send_ack,
-};
+use crate::fleet::frame_check::{FrameOrigin, check_owner, reject_frame, send_ack};
+use crate::fleet::frame_event::{lacks_output, proof_of_death};
 use crate::goal::completion_contract;
 use crate::goal::completion_contract::UnmetRequirement;
-use crate::io::command::{AttemptFrame, CompletedBody, ErroredBody, FinishedTask, FrameBody};
 use crate::io::effects::{CommitDependency, CoreMetric, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{AttemptFrame, CompletedBody, ErroredBody, FrameBody};
+use crate::io::stored_lookup::FinishedTask;
 use crate::record::{
     AttemptRecord, AttemptState, EndState, EndedBy, FailureCode, TaskRecord, TaskState,
     TerminationReceipt, TimelineEventKind,

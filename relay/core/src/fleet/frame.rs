@@ -6,41 +6,51 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
-
-use crate::attempt::machine::{EventOutcome, MachineEvent, RuleAnswer};
+use crate::attempt::machine::{EventOutcome, MachineEvent};
 use crate::attempt::timers::TimerKey;
 use crate::core_state::{Core, CoreTurn};
-use crate::goal::completion_contract;
-use crate::goal::completion_contract::UnmetRequirement;
-use crate::goal::permission_rules;
-use crate::ids::{AttemptId, DaemonId, InputId, SessionId};
-use crate::io::command::{
-    AttemptFrame, CompletedBody, FrameBody, FrameRef, LeaseToken, OutputActivity,
+use crate::fleet::frame_check::{
+    FrameOrigin, check_owner, is_owned_by, reject_frame, reject_frame_with, send_ack,
 };
+use crate::fleet::frame_event::{frame_event, lacks_output};
+use crate::goal::completion_contract;
+use crate::goal::progress_report::StoredProgress;
+use crate::ids::{AttemptId, SessionId};
 use crate::io::effects::{CommitDependency, CoreMetric, DaemonMessage};
 use crate::io::rejection::Rejection;
-use crate::record::{
-    AttemptRecord, AttemptState, InputKind, InputRecord, InputState, LifecyclePhase, OpenTool,
-    TaskRecord, TimelineEventKind, WorkspaceReport,
-};
+use crate::io::session_input::{AttemptFrame, FrameBody, OutputActivity};
+use crate::io::stored_lookup::{StoredRecords, StoredTasks};
+use crate::record::{AttemptState, LifecyclePhase, TaskRecord, TimelineEventKind, WorkspaceReport};
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::task::size_limits;
-use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 
-/// Where an answer to a frame goes.
-#[derive(Clone, Copy)]
-pub(crate) struct FrameOrigin {
-    pub(crate) session: SessionId,
-    pub(crate) daemon: DaemonId,
-    pub(crate) frame_ref: FrameRef,
-    pub(crate) control_seq: u64,
-}
-
 impl Core {
-    pub(crate) fn handle_frame(&mut self, mut frame: AttemptFrame, turn: &mut CoreTurn<'_>) {
+    /// A frame on a stream that is not current needs no record.
+    pub(crate) fn load_frame_records(
+        &self,
+        frame: &AttemptFrame,
+        store: &dyn StoredTasks,
+    ) -> StoredRecords {
+        let mut stored = StoredRecords::default();
+        let live = self.tasks.get(&frame.frame_ref.task);
+        if let Some(live) = live.filter(|_| frame.updates_progress()) {
+            stored.progress = store.progress(&live.record().tenant, live.id());
+        }
+        let daemon = self.roster.daemon_of(frame.session);
+        let sender = daemon.and_then(|daemon| self.roster.get(daemon));
+        if let Some(sender) = sender.filter(|_| live.is_none()) {
+            stored.finished = store.finished_in_scope(&sender.scope, frame.frame_ref.task);
+        }
+        stored
+    }
+
+    pub(crate) fn handle_frame(
+        &mut self,
+        mut frame: AttemptFrame,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) {
         size_limits::clip_body(&mut frame.body);
         if let Some(workspace) = &mut frame.workspace {
             size_limits::clip_workspace(workspace);
@@ -61,9 +71,9 @@ impl Core {
             return reject_frame(from, Rejection::StaleIncarnation, turn);
         }
         if let Some(mut live) = self.tasks.remove(&frame.frame_ref.task) {
-            self.handle_live_frame(&mut live, from, frame, turn);
+            self.handle_live_frame(&mut live, from, frame, stored.progress, turn);
             self.put_back_task(live, turn);
-        } else if let Some(finished) = frame.finished.clone() {
+        } else if let Some(finished) = stored.finished {
             self.handle_finished_frame(finished, from, frame, turn);
         } else {
             reject_frame(from, Rejection::UnknownAttempt, turn);
@@ -75,6 +85,7 @@ impl Core {
         live: &mut LiveTask,
         from: FrameOrigin,
         frame: AttemptFrame,
+        progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) {
         if let Err(code) = check_owner(live, from, frame.proof.as_ref(), turn) {
@@ -110,7 +121,7 @@ impl Core {
             // Its number is not used up: it comes again behind the output.
             return reject_frame(from, Rejection::OutputGap, turn);
         }
-        self.apply_next_frame(live, from, frame, turn);
+        self.apply_next_frame(live, from, frame, progress, turn);
     }
 
     fn apply_next_frame(
@@ -118,11 +129,11 @@ impl Core {
         live: &mut LiveTask,
         from: FrameOrigin,
         frame: AttemptFrame,
+        progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) {
         let AttemptFrame {
             body,
-            stored_progress: known,
             observed,
             workspace,
             ..
@@ -131,8 +142,8 @@ impl Core {
             return self.apply_machine_frame(live, from, body, (observed, workspace), turn);
         };
         let before = turn.effects.deliveries.len();
-        match self.apply_goal_report(live, word, known, Some(from.control_seq), turn) {
-            Ok(_) => {
+        match self.apply_goal_report(live, word, progress, from.control_seq, turn) {
+            Ok(()) => {
                 send_ack(from, from.control_seq, turn);
                 // Ahead of what follows from it: a block ends the attempt, and who has ended hears nothing more.
                 turn.effects.deliveries[before..].rotate_right(1);
@@ -301,176 +312,6 @@ fn reject_unmet_contract(live: &LiveTask, from: FrameOrigin, turn: &mut CoreTurn
     reject_frame_with(from, Rejection::ContractUnmet, None, unmet, turn);
 }
 
-fn is_owned_by(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
-    attempt
-        .daemon_holder()
-        .is_some_and(|holder| holder.daemon == daemon || mutant!(ForeignFrameTaken))
-}
-
-/// Exists and owned, then proof. A foreign one looks unknown on the wire; the count knows better.
-pub(crate) fn check_owner(
-    live: &LiveTask,
-    from: FrameOrigin,
-    proof: Option<&LeaseToken>,
-    turn: &mut CoreTurn<'_>,
-) -> Result<(), Rejection> {
-    let named = live.record().attempt(from.frame_ref.attempt);
-    let Some(attempt) = named.filter(|attempt| attempt.number == from.frame_ref.number) else {
-        return Err(Rejection::UnknownAttempt);
-    };
-    if !is_owned_by(attempt, from.daemon) {
-        turn.effects.metrics.push(CoreMetric::ForeignAttempt {
-            daemon: from.daemon,
-        });
-        return Err(Rejection::UnknownAttempt);
-    }
-    match proof {
-        // A parked attempt has no lease to prove; its holder may still send the receipt.
-        Some(token) if attempt.lease.is_some() && !matches_token(attempt, token) => {
-            Err(Rejection::BadProof)
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
-/// In constant time: how much of a token is right must not show.
-pub(crate) fn matches_token(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
-    let hash = token_hash(token);
-    attempt
-        .lease
-        .as_ref()
-        .is_some_and(|lease| lease.token_hash.ct_eq(&hash).into() || mutant!(ProofIgnored))
-}
-
-pub(crate) fn token_hash(token: &LeaseToken) -> [u8; 32] {
-    Sha256::digest(token.0).into()
-}
-
-pub(crate) fn send_ack(from: FrameOrigin, control_seq: u64, turn: &mut CoreTurn<'_>) {
-    let message = DaemonMessage::Ack {
-        attempt: from.frame_ref.attempt,
-        control_seq,
-    };
-    let after =
-        CommitDependency::Task(from.frame_ref.task).unless_broken(mutant!(AckBeforePersist));
-    turn.send_to_session(after, from.session, message);
-}
-
-pub(crate) fn reject_frame(from: FrameOrigin, code: Rejection, turn: &mut CoreTurn<'_>) {
-    reject_frame_with(from, code, None, Vec::new(), turn);
-}
-
-fn reject_frame_with(
-    from: FrameOrigin,
-    code: Rejection,
-    expected: Option<u64>,
-    unmet: Vec<UnmetRequirement>,
-    turn: &mut CoreTurn<'_>,
-) {
-    turn.effects.metrics.push(CoreMetric::FrameRejected(code));
-    let (attempt, control_seq) = (from.frame_ref.attempt, from.control_seq);
-    let message = DaemonMessage::FrameRejected {
-        attempt,
-        control_seq,
-        code,
-        expected,
-        unmet,
-    };
-    // A refusal may speak of an end that is not durable yet, and a daemon forgets what was refused.
-    turn.send_to_session(
-        CommitDependency::Task(from.frame_ref.task),
-        from.session,
-        message,
-    );
-}
-
-/// None for what no attempt hears: words of a newer protocol, and words about the goal.
-pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Option<MachineEvent> {
-    Some(match body {
-        FrameBody::Accepted => MachineEvent::Accepted,
-        FrameBody::Rejected { code, message } => MachineEvent::Rejected { code, message },
-        FrameBody::Started => MachineEvent::Phase(LifecyclePhase::Started),
-        FrameBody::Phase {
-            phase: LifecyclePhase::CleanupStarted,
-            deadline: Some(timer),
-            ..
-        } => MachineEvent::DaemonDeadline(timer),
-        FrameBody::Phase { phase, .. } => MachineEvent::Phase(phase),
-        FrameBody::ToolStarted { id, name } => MachineEvent::ToolStarted(OpenTool { id, name }),
-        FrameBody::ToolFinished { id } => MachineEvent::ToolFinished(id),
-        FrameBody::PermissionRequest {
-            input,
-            tool_name,
-            arguments,
-            payload,
-        } => {
-            let asked = input_record(input, InputKind::Permission, payload, &arguments, now);
-            let ruled = permission_rules::find_rule(&spec.permission_rules, &tool_name, &arguments);
-            let asked = InputRecord {
-                tool_name: Some(tool_name),
-                ..asked
-            };
-            MachineEvent::InputAsked(
-                Box::new(asked),
-                ruled.and_then(|said| RuleAnswer::from_rule(spec, said)),
-            )
-        }
-        FrameBody::Question { input, payload } => {
-            let shown = Arc::clone(&payload);
-            let asked = input_record(input, InputKind::Question, payload, &shown, now);
-            MachineEvent::InputAsked(Box::new(asked), None)
-        }
-        FrameBody::InputWithdrawn { input } => MachineEvent::InputWithdrawn(input),
-        FrameBody::InputReceived { input } => MachineEvent::InputReceived(input),
-        FrameBody::Completed(completed) => completion_event(completed, spec),
-        FrameBody::Errored(errored) => MachineEvent::Errored(errored),
-        FrameBody::Canceled(canceled) => MachineEvent::Canceled(canceled),
-        FrameBody::Released {
-            reason,
-            termination,
-        } => MachineEvent::Released {
-            reason,
-            termination,
-        },
-        FrameBody::Receipt { termination } => MachineEvent::Receipt(termination),
-        // Words about the goal go another way.
-        FrameBody::Goal(_) | FrameBody::Unknown => return None,
-    })
-}
-
-/// A result counts only with every file that the contract asks for.
-fn completion_event(completed: CompletedBody, spec: &TaskSpec) -> MachineEvent {
-    if completion_contract::judge_found(spec, &completed.artifacts).is_empty() {
-        MachineEvent::Completed(completed)
-    } else {
-        MachineEvent::ContractUnmet(completed)
-    }
-}
-
-/// Output before a result that the relay neither has nor knows to be gone.
-pub(crate) fn lacks_output(body: &FrameBody) -> bool {
-    let missing = matches!(body, FrameBody::Completed(body) if body.output_missing > 0);
-    missing && !mutant!(OutputGapTaken)
-}
-
-fn input_record(
-    id: InputId,
-    kind: InputKind,
-    payload: Arc<[u8]>,
-    shown: &[u8],
-    asked: WallTime,
-) -> InputRecord {
-    InputRecord {
-        id,
-        kind,
-        state: InputState::Open,
-        payload,
-        tool_name: None,
-        asked,
-        digest: Sha256::digest(shown).into(),
-    }
-}
-
 /// On record the first time, for whoever wonders about the attempt; a daemon that says it again and again writes nothing.
 fn record_phase_regression(live: &mut LiveTask, phase: Option<LifecyclePhase>) {
     let Some(phase) =
@@ -503,29 +344,4 @@ pub(crate) fn record_cancel_delivered(live: &mut LiveTask, now: WallTime) {
         cancel.delivered = Some(now);
     }
     live.add_event(TimelineEventKind::CancelDelivered, None);
-}
-
-/// Whether a body ends the attempt, and if so whether it proves that its processes are gone.
-pub(crate) fn proof_of_death(body: &FrameBody) -> Option<bool> {
-    match body {
-        FrameBody::Completed(body) => Some(body.termination.group_empty),
-        FrameBody::Errored(body) => Some(body.termination.group_empty),
-        FrameBody::Canceled(body) => Some(body.termination.group_empty),
-        FrameBody::Released { termination, .. } | FrameBody::Receipt { termination } => {
-            Some(termination.group_empty)
-        }
-        // Never started: nothing can be left.
-        FrameBody::Rejected { .. } => Some(true),
-        FrameBody::Accepted
-        | FrameBody::Started
-        | FrameBody::Phase { .. }
-        | FrameBody::ToolStarted { .. }
-        | FrameBody::ToolFinished { .. }
-        | FrameBody::PermissionRequest { .. }
-        | FrameBody::Question { .. }
-        | FrameBody::InputWithdrawn { .. }
-        | FrameBody::InputReceived { .. }
-        | FrameBody::Goal(_)
-        | FrameBody::Unknown => None,
-    }
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::{TimerFact, TimerKey};
 use crate::core_state::{Core, CoreTurn};
-use crate::fleet::frame::matches_token;
+use crate::fleet::frame_check::matches_token;
 use crate::ids::{AttemptId, DaemonId, SessionId};
-use crate::io::command::{HeartbeatMessage, LeaseToken};
 use crate::io::effects::{
     CloseReason, CommitDependency, CoreMetric, DaemonMessage, Delivery, LeaseRenewal,
 };
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{HeartbeatMessage, LeaseToken};
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::time::MonotonicTime;
 

@@ -4,6 +4,8 @@
 
 pub(crate) mod daemon_registry;
 pub(crate) mod frame;
+pub(crate) mod frame_check;
+pub(crate) mod frame_event;
 pub(crate) mod heartbeat;
 pub mod roster;
 pub(crate) mod session;

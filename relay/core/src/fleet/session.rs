@@ -10,16 +10,16 @@ use crate::attempt::fences::FenceGuard;
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::{TimerFact, TimerKey, TimerSet};
 use crate::core_state::{Core, CoreTurn};
-use crate::fleet::frame::{FrameOrigin, check_owner};
+use crate::fleet::frame_check::{FrameOrigin, check_owner};
 use crate::fleet::roster::SessionSuccession;
 use crate::ids::{AttemptId, DaemonId, SessionId, TaskId};
-use crate::io::command::{ActiveAttempt, ActiveAttemptState, DaemonHello, FinishedTask};
 use crate::io::effects::{
     AttemptSettlement, CloseReason, CommitDependency, CoreMetric, DaemonMessage, Delivery,
     RecordChange, SettlementVerdict,
 };
 use crate::io::rejection::Rejection;
-use crate::io::stored_lookup::TaskLookup;
+use crate::io::session_input::{ActiveAttempt, ActiveAttemptState, DaemonHello};
+use crate::io::stored_lookup::{FinishedTask, StoredTasks, TaskLookup};
 use crate::record::{AttemptState, DaemonRecord, InputState, LeaseHolder};
 use crate::schedule::placement;
 use crate::task::live_task::LiveTask;
@@ -122,6 +122,17 @@ impl Core {
             .unwrap_or_default();
         for attempt in missing {
             self.apply_to_attempt(attempt, MachineEvent::MissingOnDaemon, turn);
+        }
+    }
+
+    /// The shell has read the finished tasks before; only a task that ended since then is read here.
+    pub(crate) fn look_up_ended_tasks(&self, hello: &mut DaemonHello, store: &dyn StoredTasks) {
+        for active in &mut hello.active {
+            let open = matches!(active.lookup, TaskLookup::Open);
+            if open && !self.is_live(active.frame_ref.task) {
+                let found = store.finished_in_scope(&hello.scope, active.frame_ref.task);
+                active.lookup = TaskLookup::from_finished(found);
+            }
         }
     }
 

@@ -10,14 +10,15 @@ use std::sync::Arc;
 
 use crate::attempt::machine::{EventOutcome, MachineEvent};
 use crate::core_state::{Core, CoreTurn};
-use crate::goal::progress::{
-    BlockDraft, CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
+use crate::goal::progress::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
+use crate::goal::progress_report::{
+    StoredProgress, add_checkpoint, check_accepted, progress_or_empty,
 };
-use crate::ids::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
-use crate::io::command::{FinishedTask, OutputSignal, ProcessTermination, RequestActor};
-use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::ids::{AttemptId, TaskId, TenantId};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
 use crate::io::rejection::Rejection;
-use crate::io::stored_lookup::{StoredLookup, UnreadableRecord};
+use crate::io::session_input::ProcessTermination;
+use crate::io::stored_lookup::{FinishedTask, StoredNeeds, StoredRecords};
 use crate::record::{
     AttemptRecord, AttemptState, CheckpointKind, CheckpointRecord, ParkCause, ProgressRecord,
     ResumeInstructions, TaskAttention, TaskRecord, TimelineEventKind,
@@ -25,16 +26,12 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 
-/// What is stored of a task's progress; none before the first word of it. Where it cannot be read nothing is written over it:
-/// progress is refused, and milestones and blocks, which nobody could say again, leave it as it is.
-pub(crate) type StoredProgress = StoredLookup<Arc<ProgressRecord>>;
-
 /// What became of such a word.
 #[derive(Clone, Debug)]
-pub(crate) struct GoalOutcome {
+pub struct GoalOutcome {
     /// None where it cannot be read.
-    pub(crate) progress: Option<Arc<ProgressRecord>>,
-    pub(crate) checkpoint: Option<Arc<CheckpointRecord>>,
+    pub progress: Option<Arc<ProgressRecord>>,
+    pub checkpoint: Option<Arc<CheckpointRecord>>,
 }
 
 /// How an attempt is parked: by a block, or because its result was not whole.
@@ -52,115 +49,106 @@ pub(crate) struct ParkRequest {
     pub(crate) control_seq: Option<u64>,
 }
 
+/// Parks an open task; what runs is stopped. What is stored last of all is the record, so a crash before it leaves the task
+/// as it was.
+#[derive(Debug)]
+pub struct BlockTask {
+    pub tenant: TenantId,
+    pub task: TaskId,
+    pub by: RequestActor,
+    pub block: Box<SanitizedText<BlockDraft>>,
+}
+
+#[derive(Debug)]
+pub struct BlockedTask {
+    pub record: Arc<TaskRecord>,
+    /// None where it cannot be read.
+    pub progress: Option<Arc<ProgressRecord>>,
+}
+
+impl Command for BlockTask {
+    type Reply = BlockedTask;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task_and_progress(&self.tenant, self.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<BlockedTask> {
+        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+            return Err(missing_task(&self.tenant, stored.finished));
+        };
+        let park = ParkRequest::from_block(*self.block, self.by.name, None);
+        let outcome = core.park_attempt(&mut live, park, stored.progress, turn);
+        let record = core.put_back_task(live, turn);
+        let GoalOutcome { progress, .. } = outcome?;
+        let blocked = BlockedTask { record, progress };
+        Ok(CommandReply::after_task(self.task, blocked))
+    }
+}
+
+/// Sends a parked task on: attempt N+1, with this person's instructions.
+#[derive(Debug)]
+pub struct ResumeTask {
+    pub tenant: TenantId,
+    pub task: TaskId,
+    pub resume: Box<ResumeInstructions>,
+    /// The one that the caller saw.
+    pub attempt: Option<AttemptId>,
+}
+
+impl Command for ResumeTask {
+    type Reply = Arc<TaskRecord>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.tenant, self.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Arc<TaskRecord>> {
+        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+            return Err(missing_task(&self.tenant, stored.finished));
+        };
+        let resumed = core.resume_task(&mut live, self.resume, self.attempt, turn);
+        let record = core.put_back_task(live, turn);
+        resumed.map(|()| CommandReply::after_task(self.task, record))
+    }
+}
+
 impl Core {
-    pub(crate) fn update_progress(
-        &mut self,
-        request: RequestId,
-        (tenant, task): (&TenantId, TaskId),
-        update: SanitizedText<ProgressUpdate>,
-        known: StoredProgress,
-        finished: Option<FinishedTask>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(mut live) = self.take_task(tenant, task) else {
-            if finished.is_some() && mutant!(FinishedProgresses) {
-                let replaced = ProgressRecord::empty(tenant.clone(), task);
-                turn.push_change(RecordChange::PutProgress(Arc::new(replaced)));
-            }
-            return turn.refuse(request, missing_task(tenant, finished));
-        };
-        let (update, _) = update.into_parts();
-        let added = add_progress(&mut live, update, known, turn);
-        let record = self.put_back_task(live, turn);
-        match added {
-            Ok(progress) => {
-                let reply = CoreReply::Progressed { record, progress };
-                turn.reply(request, CommitDependency::Task(task), reply);
-            }
-            Err(code) => turn.refuse(request, code),
-        }
-    }
-
-    /// A person parks it. What is stored last of all is the record, so a crash before it leaves the task as it was.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the request's own fields, unpacked once"
-    )]
-    pub(crate) fn block_task(
-        &mut self,
-        request: RequestId,
-        (tenant, task): (&TenantId, TaskId),
-        by: RequestActor,
-        block: SanitizedText<BlockDraft>,
-        known: StoredProgress,
-        finished: Option<FinishedTask>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(mut live) = self.take_task(tenant, task) else {
-            return turn.refuse(request, missing_task(tenant, finished));
-        };
-        let outcome = self.park_attempt(
-            &mut live,
-            ParkRequest::from_block(block, by.name, None),
-            known,
-            turn,
-        );
-        let record = self.put_back_task(live, turn);
-        match outcome {
-            Ok(GoalOutcome { progress, .. }) => {
-                turn.reply(
-                    request,
-                    CommitDependency::Task(task),
-                    progress_reply(record, progress),
-                );
-            }
-            Err(code) => turn.refuse(request, code),
-        }
-    }
-
-    /// Takes a word of whoever holds the newest attempt: a daemon by a numbered frame, an agent by a call. The caller has
-    /// checked what comes before a body: shape, owner, proof, lease. Refused, it changes nothing.
+    /// Takes a daemon's report about the goal of its newest attempt. The caller has checked what comes before a body: shape,
+    /// owner, proof, lease. Refused, it changes nothing.
     pub(crate) fn apply_goal_report(
         &mut self,
         live: &mut LiveTask,
-        word: GoalReport,
+        report: GoalReport,
         known: StoredProgress,
-        control_seq: Option<u64>,
+        control_seq: u64,
         turn: &mut CoreTurn<'_>,
-    ) -> Result<GoalOutcome, Rejection> {
-        if live.newest_attempt().state == AttemptState::Offered {
-            return Err(Rejection::WrongOrder);
-        }
-        let by = holder_name(live);
-        let said = match word {
-            GoalReport::Progress(update) => GoalOutcome {
-                progress: Some(add_progress(live, update.into_parts().0, known, turn)?),
-                checkpoint: None,
-            },
-            GoalReport::Checkpoint(draft) => add_checkpoint(
-                live,
-                draft.into_parts(),
-                CheckpointKind::Progress,
-                by,
-                known,
-                turn,
-            ),
-            GoalReport::Block(block) => {
-                let park = ParkRequest::from_block(block, by, control_seq);
-                return self.park_attempt(live, park, known, turn);
+    ) -> Result<(), Rejection> {
+        let seq = Some(control_seq);
+        match report {
+            GoalReport::Progress(update) => {
+                self.report_progress(live, update, known, seq, turn)?;
             }
-        };
-        // It moves no state, but it is a sign of life.
-        let sign_of_life = MachineEvent::Output {
-            sign: OutputSignal::Event,
-            tools: Vec::new(),
-            end: live.newest_attempt().output_end,
-        };
-        self.apply_event(live, sign_of_life, None, turn);
-        if let Some(seq) = control_seq {
-            live.newest_attempt_mut().control_seq = seq;
+            GoalReport::Checkpoint(draft) => {
+                self.report_checkpoint(live, draft, known, seq, turn)?;
+            }
+            GoalReport::Block(block) => {
+                check_accepted(live)?;
+                let park = ParkRequest::from_block(block, holder_name(live), seq);
+                self.park_attempt(live, park, known, turn)?;
+            }
         }
-        Ok(said)
+        Ok(())
     }
 
     /// Parks the newest attempt, or the task where it waits for its next one. Refused, it changes nothing.
@@ -177,7 +165,12 @@ impl Core {
                 let stood = known.as_ref().ok().and_then(Option::as_deref);
                 fill_from_progress(&mut draft, stood, &park.reason);
                 let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
-                add_checkpoint(live, draft, kind, park.by, known, turn)
+                let (progress, checkpoint) =
+                    add_checkpoint(live, draft, kind, park.by, known, turn);
+                GoalOutcome {
+                    progress,
+                    checkpoint: Some(checkpoint),
+                }
             }
             None => GoalOutcome {
                 progress: progress_or_empty(live, known).ok(),
@@ -208,27 +201,16 @@ impl Core {
         Ok(said)
     }
 
-    /// Sends a parked task on: attempt N+1, with what this person has to say.
-    pub(crate) fn resume_task(
+    fn resume_task(
         &mut self,
-        request: RequestId,
-        (tenant, task): (&TenantId, TaskId),
+        live: &mut LiveTask,
         resume: Box<ResumeInstructions>,
         seen: Option<AttemptId>,
-        finished: Option<FinishedTask>,
         turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(mut live) = self.take_task(tenant, task) else {
-            return turn.refuse(request, missing_task(tenant, finished));
-        };
-        let room = self
-            .open_limits
-            .check_room_for_resume(tenant, &resume, &self.config);
-        let may = self.check_resume(&live, seen);
-        if let Err(code) = may.and(room) {
-            self.put_back_task(live, turn);
-            return turn.refuse(request, code);
-        }
+    ) -> Result<(), Rejection> {
+        self.check_resume(live, seen)?;
+        self.open_limits
+            .check_room_for_resume(&live.spec.tenant, &resume, &self.config)?;
         let by = Arc::clone(&resume.by);
         let reason = Arc::clone(&resume.reason);
         live.add_event(
@@ -237,16 +219,11 @@ impl Core {
             },
             Some(reason),
         );
-        self.start_successor(&mut live, by, turn);
+        self.start_successor(live, by, turn);
         if !mutant!(ResumeWordsLost) {
             live.newest_attempt_mut().resume = Some(resume);
         }
-        let record = self.put_back_task(live, turn);
-        turn.reply(
-            request,
-            CommitDependency::Task(task),
-            CoreReply::Task(record),
-        );
+        Ok(())
     }
 
     pub(crate) fn check_resume(
@@ -317,7 +294,7 @@ impl ParkRequest {
 }
 
 /// A task that is not live is finished, or nobody's.
-fn missing_task(tenant: &TenantId, finished: Option<FinishedTask>) -> Rejection {
+pub(crate) fn missing_task(tenant: &TenantId, finished: Option<FinishedTask>) -> Rejection {
     match finished.filter(|finished| finished.record.tenant == *tenant) {
         Some(_) => Rejection::AlreadyFinished,
         None => Rejection::UnknownTask,
@@ -361,41 +338,6 @@ pub(crate) fn holder_name(live: &LiveTask) -> Arc<str> {
     holder.map_or_else(|| "".into(), |holder| Arc::clone(holder.name()))
 }
 
-fn progress_or_empty(
-    live: &LiveTask,
-    known: StoredProgress,
-) -> Result<Arc<ProgressRecord>, Rejection> {
-    let known = known.map_err(|UnreadableRecord| Rejection::Unreadable)?;
-    let known = known.filter(|_| !mutant!(ProgressForgotten));
-    let empty = || ProgressRecord::empty(live.spec.tenant.clone(), live.id());
-    Ok(known.unwrap_or_else(|| Arc::new(empty())))
-}
-
-/// The task with its progress, where that can be read.
-pub(crate) fn progress_reply(
-    record: Arc<TaskRecord>,
-    progress: Option<Arc<ProgressRecord>>,
-) -> CoreReply {
-    match progress {
-        Some(progress) => CoreReply::Progressed { record, progress },
-        None => CoreReply::Task(record),
-    }
-}
-
-pub(crate) fn add_progress(
-    live: &mut LiveTask,
-    update: ProgressUpdate,
-    known: StoredProgress,
-    turn: &mut CoreTurn<'_>,
-) -> Result<Arc<ProgressRecord>, Rejection> {
-    let mut progress = progress_or_empty(live, known)?;
-    Arc::make_mut(&mut progress).add_update(update, turn.now.wall);
-    let message = Some(Arc::clone(&progress.summary)).filter(|summary| !summary.is_empty());
-    turn.push_change(RecordChange::PutProgress(Arc::clone(&progress)));
-    live.add_event(TimelineEventKind::Progress, message);
-    Ok(progress)
-}
-
 /// A block says why it stops. Where the work stands is what was said of it before, unless the block says that as well: the
 /// next attempt goes by the newest checkpoint alone.
 fn fill_from_progress(draft: &mut CheckpointDraft, known: Option<&ProgressRecord>, why: &Arc<str>) {
@@ -409,73 +351,4 @@ fn fill_from_progress(draft: &mut CheckpointDraft, known: Option<&ProgressRecord
     {
         draft.cursor = Arc::clone(before);
     }
-}
-
-/// Writes the next checkpoint, pushes the oldest out, and brings the progress up to it.
-fn add_checkpoint(
-    live: &mut LiveTask,
-    (draft, redacted): (CheckpointDraft, bool),
-    kind: CheckpointKind,
-    by: Arc<str>,
-    known: StoredProgress,
-    turn: &mut CoreTurn<'_>,
-) -> GoalOutcome {
-    let mut progress = progress_or_empty(live, known).ok();
-    if let Some(progress) = &mut progress {
-        Arc::make_mut(progress).add_update(draft.as_progress(), turn.now.wall);
-    }
-    let count = |of: fn(&ProgressRecord) -> u64| progress.as_deref().map_or(0, of);
-    let (newest, record) = (live.newest_attempt(), live.record());
-    let checkpoint = Arc::new(CheckpointRecord {
-        id: CheckpointId(turn.id_source.new_id()),
-        tenant: live.spec.tenant.clone(),
-        task: live.id(),
-        number: record.checkpoint_count + u64::from(!mutant!(CheckpointNumberReused)),
-        attempt: newest.id,
-        attempt_number: newest.number,
-        kind,
-        completed_count: count(ProgressRecord::completed_count),
-        failed_count: count(ProgressRecord::failed_count),
-        after_revision: record.checkpointed_revision,
-        to_revision: record.revision,
-        agent_session_id: draft
-            .agent_session_id
-            .or_else(|| newest.agent_session_id.clone()),
-        summary: draft.summary,
-        cursor: draft.cursor,
-        evidence: draft.evidence,
-        state_refs: draft.state_refs,
-        redacted,
-        created: turn.now.wall,
-        by,
-    });
-    if let Some(progress) = &progress {
-        turn.push_change(RecordChange::PutProgress(Arc::clone(progress)));
-    }
-    store_checkpoint(live, &checkpoint, turn);
-    GoalOutcome {
-        progress,
-        checkpoint: Some(checkpoint),
-    }
-}
-
-fn store_checkpoint(
-    live: &mut LiveTask,
-    checkpoint: &Arc<CheckpointRecord>,
-    turn: &mut CoreTurn<'_>,
-) {
-    turn.push_change(RecordChange::PutCheckpoint(Arc::clone(checkpoint)));
-    let pushed_out = checkpoint.number.checked_sub(MAX_CHECKPOINTS);
-    if let Some(number) = pushed_out.filter(|number| *number > 0) {
-        turn.push_change(RecordChange::DropCheckpoint {
-            tenant: live.spec.tenant.clone(),
-            task: live.id(),
-            number,
-        });
-    }
-    let record = live.record_mut();
-    record.checkpoint_count = checkpoint.number;
-    record.checkpointed_revision = checkpoint.to_revision;
-    let (id, message) = (checkpoint.id, Arc::clone(&checkpoint.summary));
-    live.add_event(TimelineEventKind::Checkpoint { id }, Some(message));
 }

@@ -7,3 +7,4 @@ pub(crate) mod hand_off;
 pub mod parked_tasks;
 pub(crate) mod permission_rules;
 pub mod progress;
+pub(crate) mod progress_report;

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{RequestId, TaskId, TenantId};
-use crate::io::effects::{CommitDependency, CoreReply};
+use crate::ids::{TaskId, TenantId};
+use crate::io::command::{Command, CommandOutcome, CommandReply};
+use crate::io::stored_lookup::StoredRecords;
 use crate::record::{AttentionCause, TaskRecord};
 use crate::task::live_task::LiveTask;
+use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 
 /// Where a task stands in the list; also where a page ended.
@@ -66,43 +68,44 @@ impl ParkedTasks {
     }
 }
 
-/// Which parked tasks a list is about.
-#[derive(Clone, Copy)]
-pub(crate) struct ParkedTaskFilter<'a> {
-    pub(crate) causes: &'a [AttentionCause],
-    pub(crate) agent_scope: Option<&'a str>,
+/// Tasks that wait for a person, newest first: one page.
+#[derive(Debug)]
+pub struct ListParkedTasks {
+    pub tenant: TenantId,
+    /// Empty means all of them.
+    pub causes: Vec<AttentionCause>,
+    /// Only those that agents of this scope may pick up.
+    pub agent_scope: Option<Arc<str>>,
+    pub after: Option<ParkedListCursor>,
+    pub limit: usize,
 }
 
-impl ParkedTaskFilter<'_> {
+impl ListParkedTasks {
     fn matches(&self, live: &LiveTask) -> bool {
         let cause = live.record().attention.as_ref().map(|a| a.cause);
         let caused = cause.is_some_and(|cause| self.causes.contains(&cause));
-        let scoped = live.spec.agent_scope.as_deref() == self.agent_scope;
+        let scoped = live.spec.agent_scope.as_deref() == self.agent_scope.as_deref();
         (self.causes.is_empty() || caused) && (self.agent_scope.is_none() || scoped)
     }
 }
 
-impl Core {
-    /// One page; an empty list of causes means all of them.
-    pub(crate) fn list_parked(
-        &self,
-        request: RequestId,
-        tenant: &TenantId,
-        wanted: ParkedTaskFilter<'_>,
-        (after, limit): (Option<ParkedListCursor>, usize),
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let parked = self.parked_tasks.after_cursor(tenant, after);
-        let tasks = parked.filter_map(|task| self.tasks.get(&task));
+impl Command for ListParkedTasks {
+    type Reply = Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        _turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let parked = core.parked_tasks.after_cursor(&self.tenant, self.after);
+        let tasks = parked.filter_map(|task| core.tasks.get(&task));
         let rows = tasks
-            .filter(|live| wanted.matches(live))
+            .filter(|live| self.matches(live))
             .map(|live| (live.shared_record(), Arc::clone(&live.spec)));
-        let rows = rows.take(limit).collect();
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Parked(rows),
-        );
+        Ok(CommandReply::after_everything(
+            rows.take(self.limit).collect(),
+        ))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::command::FrameRef;
+use super::session_input::FrameRef;
 use crate::goal::completion_contract::FoundArtifact;
 use crate::ids::SessionId;
 use crate::record::{FailureCode, ProcessExitStatus, TokenUsage};

@@ -6,28 +6,48 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::ids::TaskId;
-use crate::io::effects::{CommitDependency, Delivery, GatedDelivery};
+use crate::io::effects::{CommitDependency, GatedDelivery};
 
 /// Sends that wait, in the order of the commit they wait for. `Commit` is the store's number; its default stands
 /// before the first.
-#[derive(Debug, Default)]
-pub struct DurabilityGate<Commit> {
+#[derive(Debug)]
+pub struct DurabilityGate<Commit, D> {
     durable_commit: Commit,
     /// The newest commit that is not yet durable and touched anything at all.
     newest_commit: Commit,
     /// Tasks with a write that is not durable yet, and the commit that carries the last one.
     uncommitted_tasks: HashMap<TaskId, Commit>,
-    waiting_commits: BTreeMap<Commit, GatedCommit>,
+    waiting_commits: BTreeMap<Commit, GatedCommit<D>>,
 }
 
 /// What one commit will release.
-#[derive(Debug, Default)]
-struct GatedCommit {
-    deliveries: Vec<Delivery>,
+#[derive(Debug)]
+struct GatedCommit<D> {
+    deliveries: Vec<D>,
     tasks: Vec<TaskId>,
 }
 
-impl<Commit: Copy + Ord> DurabilityGate<Commit> {
+impl<D> Default for GatedCommit<D> {
+    fn default() -> Self {
+        Self {
+            deliveries: Vec::new(),
+            tasks: Vec::new(),
+        }
+    }
+}
+
+impl<Commit: Default, D> Default for DurabilityGate<Commit, D> {
+    fn default() -> Self {
+        Self {
+            durable_commit: Commit::default(),
+            newest_commit: Commit::default(),
+            uncommitted_tasks: HashMap::new(),
+            waiting_commits: BTreeMap::new(),
+        }
+    }
+}
+
+impl<Commit: Copy + Ord, D> DurabilityGate<Commit, D> {
     /// Notes that `commit` carries a write of `task`.
     pub fn note_task_write(&mut self, task: TaskId, commit: Commit) {
         self.uncommitted_tasks.insert(task, commit);
@@ -44,7 +64,7 @@ impl<Commit: Copy + Ord> DurabilityGate<Commit> {
     }
 
     /// Hands the send back if it depends on nothing that is still on its way to the disk; keeps it otherwise.
-    pub fn admit(&mut self, outgoing: GatedDelivery) -> Option<Delivery> {
+    pub fn admit(&mut self, outgoing: GatedDelivery<D>) -> Option<D> {
         let needed = match outgoing.depends_on {
             CommitDependency::Nothing => None,
             CommitDependency::Task(task) => self.uncommitted_tasks.get(&task).copied(),
@@ -64,7 +84,7 @@ impl<Commit: Copy + Ord> DurabilityGate<Commit> {
     }
 
     /// Everything that may go now that `durable` is reached, oldest commit first.
-    pub fn release(&mut self, durable: Commit) -> Vec<Delivery> {
+    pub fn release(&mut self, durable: Commit) -> Vec<D> {
         self.durable_commit = self.durable_commit.max(durable);
         let mut released = Vec::new();
         while let Some(entry) = self.waiting_commits.first_entry() {
@@ -90,30 +110,17 @@ impl<Commit: Copy + Ord> DurabilityGate<Commit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::RequestId;
-    use crate::io::effects::CoreReply;
     use uuid::Uuid;
 
     fn task(number: u128) -> TaskId {
         TaskId(Uuid::from_u128(number))
     }
 
-    fn reply(after: CommitDependency, request: u64) -> GatedDelivery {
+    fn reply(depends_on: CommitDependency, request: u64) -> GatedDelivery<u64> {
         GatedDelivery {
-            depends_on: after,
-            delivery: Delivery::Reply {
-                request: RequestId(request),
-                outcome: Ok(CoreReply::Done),
-            },
+            depends_on,
+            delivery: request,
         }
-    }
-
-    fn requests(sends: Vec<Delivery>) -> Vec<u64> {
-        let request = |send| match send {
-            Delivery::Reply { request, .. } => request.0,
-            other => panic!("only replies were sent, not {other:?}"),
-        };
-        sends.into_iter().map(request).collect()
     }
 
     #[test]
@@ -140,13 +147,13 @@ mod tests {
             gate.admit(reply(CommitDependency::Task(task(1)), 5))
                 .is_none()
         );
-        assert_eq!(requests(gate.release(first)), [1, 4]);
+        assert_eq!(gate.release(first), [1, 4]);
         assert!(
             gate.admit(reply(CommitDependency::Task(task(1)), 6))
                 .is_none(),
             "its last write is the second"
         );
-        assert_eq!(requests(gate.release(second)), [5, 6]);
+        assert_eq!(gate.release(second), [5, 6]);
         assert!(gate.is_empty());
         assert!(
             gate.admit(reply(CommitDependency::Task(task(1)), 7))

@@ -1,11 +1,12 @@
 //! What the core wants done: writes that must become durable, and what may be sent once they are.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::goal::completion_contract::UnmetRequirement;
-use crate::ids::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
-use crate::io::command::LeaseToken;
+use crate::ids::{AttemptId, DaemonId, InputId, SessionId, TaskId, TenantId};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::LeaseToken;
 use crate::record::{
     CheckpointKind, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
     ForgottenDaemonsRecord, IdempotencyRecord, InputDecision, InputKind, PausesRecord,
@@ -124,9 +125,9 @@ impl RecordChange {
 }
 
 #[derive(Debug)]
-pub struct GatedDelivery {
+pub struct GatedDelivery<D = Delivery> {
     pub depends_on: CommitDependency,
-    pub delivery: Delivery,
+    pub delivery: D,
 }
 
 /// Which uncommitted writes a send has to wait for. Those of the same `Effects` count as already handed over.
@@ -152,10 +153,7 @@ impl CommitDependency {
 
 #[derive(Debug)]
 pub enum Delivery {
-    Reply {
-        request: RequestId,
-        outcome: Result<CoreReply, Rejection>,
-    },
+    Reply(ReadyReply),
     ToSession {
         session: SessionId,
         message: DaemonMessage,
@@ -173,59 +171,23 @@ pub enum Delivery {
     },
 }
 
-#[derive(Debug)]
-pub enum CoreReply {
-    /// `created` is false where the idempotency key was known.
-    Submitted {
-        record: Arc<TaskRecord>,
-        created: bool,
-    },
-    /// The task after the request; unchanged where it had no work to do.
-    Task(Arc<TaskRecord>),
-    /// It had ended when the request's turn came, and is unchanged. Nobody else can tell: it may have ended a moment before.
-    Finished(Arc<TaskRecord>),
-    /// An agent has the lease; none where there was nothing to claim.
-    Granted(Option<Box<AgentLeaseGrant>>),
-    Renewed {
-        granted_ms: u64,
-        expires_at: WallTime,
-        /// Somebody wants it canceled: stop, then say so.
-        cancel_requested: bool,
-    },
-    /// The call was obeyed before, and is not obeyed again. The task as it is now, and the number of the checkpoint that the
-    /// call wrote.
-    Repeated {
-        record: Arc<TaskRecord>,
-        checkpoint: Option<u64>,
-    },
-    Inspected(Box<TaskView>),
-    /// The task after an update, and its progress.
-    Progressed {
-        record: Arc<TaskRecord>,
-        progress: Arc<ProgressRecord>,
-    },
-    /// The task after a checkpoint, and that.
-    Checkpointed {
-        record: Arc<TaskRecord>,
-        checkpoint: Arc<CheckpointRecord>,
-    },
-    /// Tasks that wait for a person.
-    Parked(Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>),
-    Daemons(Vec<DaemonView>),
-    Daemon(Box<DaemonView>),
-    FoundDaemon(DaemonId),
-    /// How many open tasks were held until now.
-    Released {
-        tasks: u64,
-    },
-    /// The tasks that retention removed.
-    Removed(Vec<TaskId>),
-    /// How many daemons retention forgot.
-    Forgotten(usize),
-    Done,
-    /// It was so before; nothing was changed.
-    Already,
-    Scheduler(Box<SchedulerView>),
+/// An outcome with the port that takes it. The shell sends it once it may; dropped, the caller learns nothing.
+pub struct ReadyReply(Box<dyn FnOnce() + Send>);
+
+impl ReadyReply {
+    pub(crate) fn new(send: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(send))
+    }
+
+    pub fn send(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for ReadyReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadyReply(..)")
+    }
 }
 
 /// A lease for an agent that holds it itself. The token is told here and never again.

@@ -7,5 +7,6 @@ pub mod command;
 pub mod durability_gate;
 pub mod effects;
 pub mod rejection;
-pub(crate) mod stored_lookup;
+pub mod session_input;
+pub mod stored_lookup;
 pub(crate) mod views;

@@ -1,29 +1,26 @@
-//! The core holds live tasks only. Where an input names a finished one, what is stored of it is loaded first; which input
-//! needs what is said here, how it is read is the shell's.
+//! What the core needs of the store. It holds live tasks only: where an input names a finished task, an idempotency key or
+//! a task's progress, the record is read first. How it is read is the shell's matter (`StoredTasks`).
 
 use std::sync::Arc;
 
-use crate::core_state::Core;
 use crate::ids::{TaskId, TenantId, TenantScope};
-use crate::io::command::{
-    AttemptFrame, CoreCommand, FinishedTask, FrameBody, PriorSubmission, RemovableTask, SubmitTask,
-};
-use crate::record::{IdempotencyRecord, ProgressRecord};
+use crate::record::{IdempotencyRecord, ProgressRecord, TaskRecord};
+use crate::task::spec::TaskSpec;
 
-/// It is there and means nothing: damage that must not pass for nothing, or it would be written over.
+/// The record exists and cannot be decoded. It must not count as absent, or it would be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreadableRecord;
 
 /// What the store has of something, if it has it.
 pub type StoredLookup<T> = Result<Option<T>, UnreadableRecord>;
 
-/// What is known of a task that a daemon lists, when the core hears of it.
+/// What is known of a task that a daemon lists in its Hello.
 #[derive(Clone, Debug, Default)]
 pub enum TaskLookup {
-    /// Nobody could look yet, or it was open then and may have ended since.
+    /// Not looked up yet, or it was open then and may have ended since.
     #[default]
     Open,
-    /// It is not there, and what is not there does not come back: nobody has to look again.
+    /// It does not exist; a task that does not exist never appears later, so it is not looked up again.
     Missing,
     Finished(FinishedTask),
 }
@@ -32,6 +29,31 @@ impl TaskLookup {
     pub fn from_finished(found: Option<FinishedTask>) -> Self {
         found.map_or(TaskLookup::Missing, TaskLookup::Finished)
     }
+}
+
+/// A finished task, loaded for an input that names it.
+#[derive(Clone, Debug)]
+pub struct FinishedTask {
+    pub record: Arc<TaskRecord>,
+    pub spec: Arc<TaskSpec>,
+}
+
+/// A finished task with what is stored under other keys than its own.
+#[derive(Clone, Debug)]
+pub struct RemovableTask {
+    pub record: Arc<TaskRecord>,
+    pub idempotency_key: Option<String>,
+    /// Names a long prompt that is stored beside the records; the core only returns it.
+    pub body: Option<[u8; 32]>,
+}
+
+/// What is stored under an idempotency key.
+#[derive(Debug)]
+pub struct PriorSubmission {
+    pub task: TaskId,
+    pub digest: [u8; 32],
+    /// The task's record, if it is finished.
+    pub finished: Option<Arc<TaskRecord>>,
 }
 
 /// What is stored of tasks that the core does not hold.
@@ -50,253 +72,119 @@ pub trait StoredTasks {
     fn progress(&self, tenant: &TenantId, task: TaskId) -> StoredLookup<Arc<ProgressRecord>>;
 }
 
-impl Core {
-    /// Fills in what the input needs from the shelf. Looks there only where the core does not have the task.
-    #[expect(
-        clippy::too_many_lines,
-        reason = "one arm per input, and each only names what it needs"
-    )]
-    pub fn load_stored_records(&self, input: &mut CoreCommand, shelf: &impl StoredTasks) {
-        match input {
-            CoreCommand::Submit(submit) | CoreCommand::Start { submit, .. } => {
-                submit.prior_submission = self.stored_submission(submit, shelf);
-            }
-            CoreCommand::Claim {
-                agent,
-                task,
-                finished,
-                ..
-            } => {
-                if let Some(task) = task.filter(|task| !self.is_live(*task)) {
-                    *finished = shelf.finished(&agent.tenant, task);
-                }
-            }
-            CoreCommand::PickUp {
-                agent,
-                task,
-                finished,
-                ..
-            } => {
-                if !self.is_live(*task) {
-                    *finished = shelf.finished(&agent.tenant, *task);
-                }
-            }
-            CoreCommand::AgentLeaseCall(call) => {
-                if self.is_live(call.task) {
-                    if call.verb.updates_progress() {
-                        call.stored_progress = shelf.progress(&call.agent.tenant, call.task);
-                    }
-                } else {
-                    call.finished = shelf.finished(&call.agent.tenant, call.task);
-                }
-            }
-            CoreCommand::Cancel {
-                tenant,
-                task,
-                finished,
-                ..
-            }
-            | CoreCommand::Answer {
-                tenant,
-                task,
-                finished,
-                ..
-            }
-            | CoreCommand::Resume {
-                tenant,
-                task,
-                finished,
-                ..
-            } => {
-                if !self.is_live(*task) {
-                    *finished = shelf.finished(tenant, *task);
-                }
-            }
-            CoreCommand::UpdateProgress {
-                tenant,
-                task,
-                stored_progress: known,
-                finished,
-                ..
-            }
-            | CoreCommand::Block {
-                tenant,
-                task,
-                stored_progress: known,
-                finished,
-                ..
-            } => {
-                if self.is_live(*task) {
-                    *known = shelf.progress(tenant, *task);
-                } else {
-                    *finished = shelf.finished(tenant, *task);
-                }
-            }
-            CoreCommand::Operate(operate) => {
-                if !self.is_live(operate.task) {
-                    operate.finished = shelf.finished(&operate.tenant, operate.task);
-                }
-            }
-            CoreCommand::Frame(frame) => self.load_frame_records(frame, shelf),
-            CoreCommand::SessionOpened { hello, .. } => {
-                for active in &mut hello.active {
-                    // The session has looked already; only a task that ended since is read here.
-                    let open = matches!(active.lookup, TaskLookup::Open);
-                    if open && !self.is_live(active.frame_ref.task) {
-                        let found = shelf.finished_in_scope(&hello.scope, active.frame_ref.task);
-                        active.lookup = TaskLookup::from_finished(found);
-                    }
-                }
-            }
-            CoreCommand::RemoveFinished {
-                tasks, finished, ..
-            } => {
-                let over = tasks.iter().filter(|(_, task)| !self.is_live(*task));
-                finished.extend(over.filter_map(|(tenant, task)| shelf.removable(tenant, *task)));
-            }
-            CoreCommand::PauseScheduler { .. }
-            | CoreCommand::UnpauseScheduler { .. }
-            | CoreCommand::SchedulerStatus { .. }
-            | CoreCommand::OperateDaemon(_)
-            | CoreCommand::ReleaseInherited { .. }
-            | CoreCommand::SuspendDispatch { .. }
-            | CoreCommand::ForgetDaemon { .. }
-            | CoreCommand::Inspect { .. }
-            | CoreCommand::ListParked { .. }
-            | CoreCommand::ListDaemons { .. }
-            | CoreCommand::FindDaemon { .. }
-            | CoreCommand::ForgetDaemons { .. }
-            | CoreCommand::SessionClosed { .. }
-            | CoreCommand::Heartbeat { .. }
-            | CoreCommand::Activity(_)
-            | CoreCommand::ExtendLeases { .. }
-            | CoreCommand::DeliveryFailed { .. }
-            | CoreCommand::Tick => {}
+/// The stored records that a command must be given.
+#[derive(Debug, Default)]
+pub struct StoredNeeds {
+    /// Its finished record, where it is not live.
+    task: Option<(TenantId, TaskId)>,
+    /// The progress of `task`, where it is live.
+    adds_progress: bool,
+    idempotency_key: Option<(TenantId, String)>,
+    removable: Vec<(TenantId, TaskId)>,
+}
+
+impl StoredNeeds {
+    pub(crate) fn task(tenant: &TenantId, task: TaskId) -> Self {
+        Self {
+            task: Some((tenant.clone(), task)),
+            ..Self::default()
         }
     }
 
-    fn load_frame_records(&self, frame: &mut AttemptFrame, shelf: &impl StoredTasks) {
-        let live = self.tasks.get(&frame.frame_ref.task);
-        if let Some(live) = live.filter(|_| frame.updates_progress()) {
-            frame.stored_progress = shelf.progress(&live.record().tenant, live.id());
-        }
-        let daemon = self.roster.daemon_of(frame.session);
-        let speaker = daemon.and_then(|daemon| self.roster.get(daemon));
-        // Whoever is not heard needs no answer from the disk.
-        if let Some(speaker) = speaker.filter(|_| live.is_none()) {
-            frame.finished = shelf.finished_in_scope(&speaker.scope, frame.frame_ref.task);
+    pub(crate) fn task_and_progress(tenant: &TenantId, task: TaskId) -> Self {
+        Self {
+            adds_progress: true,
+            ..Self::task(tenant, task)
         }
     }
 
-    fn stored_submission(
+    /// What was submitted before under the same idempotency key.
+    pub(crate) fn submission(spec: &TaskSpec) -> Self {
+        let key = spec.idempotency_key.clone();
+        Self {
+            idempotency_key: key.map(|key| (spec.tenant.clone(), key)),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn removable(tasks: &[(TenantId, TaskId)]) -> Self {
+        Self {
+            removable: tasks.to_vec(),
+            ..Self::default()
+        }
+    }
+
+    /// The task of an idempotency key is not among them: the core has the keys of live tasks, and a task that ended in
+    /// the same turn is answered as it was before.
+    pub(crate) fn named_tasks(&self) -> Vec<TaskId> {
+        let named = self.task.iter().chain(&self.removable);
+        named.map(|(_, task)| *task).collect()
+    }
+
+    pub(crate) fn progress_task(&self) -> Option<TaskId> {
+        let task = self.task.as_ref().filter(|_| self.adds_progress);
+        task.map(|(_, task)| *task)
+    }
+
+    /// Reads only what is not live.
+    pub(crate) fn load(
         &self,
-        submit: &SubmitTask,
-        shelf: &impl StoredTasks,
-    ) -> StoredLookup<PriorSubmission> {
-        let tenant = &submit.spec.tenant;
-        let Some(key) = submit.spec.idempotency_key.as_deref() else {
-            return Ok(None);
-        };
-        let Some(known) = shelf.idempotency(tenant, key)? else {
-            return Ok(None);
-        };
-        let over = (!self.is_live(known.task)).then(|| shelf.finished(tenant, known.task));
-        Ok(Some(PriorSubmission {
-            task: known.task,
-            digest: known.digest,
-            finished: over.flatten().map(|finished| finished.record),
-        }))
-    }
-}
-
-impl AttemptFrame {
-    fn updates_progress(&self) -> bool {
-        matches!(self.body, FrameBody::Goal(_))
-    }
-}
-
-impl CoreCommand {
-    /// The task whose stored progress it adds to: all that was handed over before must be readable first.
-    pub fn progress_task(&self) -> Option<TaskId> {
-        match self {
-            CoreCommand::UpdateProgress { task, .. } | CoreCommand::Block { task, .. } => {
-                Some(*task)
+        is_live: impl Fn(TaskId) -> bool,
+        store: &dyn StoredTasks,
+    ) -> StoredRecords {
+        let mut records = StoredRecords::default();
+        match &self.task {
+            Some((tenant, task)) if !is_live(*task) => {
+                records.finished = store.finished(tenant, *task);
             }
-            CoreCommand::Frame(frame) => frame.updates_progress().then_some(frame.frame_ref.task),
-            CoreCommand::AgentLeaseCall(call) => call.verb.updates_progress().then_some(call.task),
-            CoreCommand::Submit(_)
-            | CoreCommand::Start { .. }
-            | CoreCommand::Claim { .. }
-            | CoreCommand::PickUp { .. }
-            | CoreCommand::Cancel { .. }
-            | CoreCommand::Operate(_)
-            | CoreCommand::Answer { .. }
-            | CoreCommand::Resume { .. }
-            | CoreCommand::SchedulerStatus { .. }
-            | CoreCommand::OperateDaemon(_)
-            | CoreCommand::PauseScheduler { .. }
-            | CoreCommand::UnpauseScheduler { .. }
-            | CoreCommand::ReleaseInherited { .. }
-            | CoreCommand::ForgetDaemon { .. }
-            | CoreCommand::Inspect { .. }
-            | CoreCommand::ListParked { .. }
-            | CoreCommand::ListDaemons { .. }
-            | CoreCommand::FindDaemon { .. }
-            | CoreCommand::RemoveFinished { .. }
-            | CoreCommand::ForgetDaemons { .. }
-            | CoreCommand::SuspendDispatch { .. }
-            | CoreCommand::SessionOpened { .. }
-            | CoreCommand::SessionClosed { .. }
-            | CoreCommand::Heartbeat { .. }
-            | CoreCommand::Activity(_)
-            | CoreCommand::ExtendLeases { .. }
-            | CoreCommand::DeliveryFailed { .. }
-            | CoreCommand::Tick => None,
+            Some((tenant, task)) if self.adds_progress => {
+                records.progress = store.progress(tenant, *task);
+            }
+            Some(_) | None => {}
         }
+        if let Some((tenant, key)) = &self.idempotency_key {
+            records.prior_submission = prior_submission(tenant, key, &is_live, store);
+        }
+        let over = self.removable.iter().filter(|(_, task)| !is_live(*task));
+        let removable = over.filter_map(|(tenant, task)| store.removable(tenant, *task));
+        records.removable.extend(removable);
+        records
     }
+}
 
-    /// Tasks whose stored record it may need.
-    pub fn named_tasks(&self) -> Vec<TaskId> {
-        match self {
-            CoreCommand::Cancel { task, .. }
-            | CoreCommand::Answer { task, .. }
-            | CoreCommand::UpdateProgress { task, .. }
-            | CoreCommand::Block { task, .. }
-            | CoreCommand::Resume { task, .. }
-            | CoreCommand::PickUp { task, .. } => vec![*task],
-            CoreCommand::Operate(operate) => vec![operate.task],
-            CoreCommand::Claim { task, .. } => task.iter().copied().collect(),
-            CoreCommand::AgentLeaseCall(call) => vec![call.task],
-            CoreCommand::Frame(frame) => vec![frame.frame_ref.task],
-            CoreCommand::SessionOpened { hello, .. } => hello
-                .active
-                .iter()
-                .map(|active| active.frame_ref.task)
-                .collect(),
-            CoreCommand::RemoveFinished { tasks, .. } => {
-                tasks.iter().map(|(_, task)| *task).collect()
-            }
-            // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
-            CoreCommand::Submit(_)
-            | CoreCommand::Start { .. }
-            | CoreCommand::PauseScheduler { .. }
-            | CoreCommand::UnpauseScheduler { .. }
-            | CoreCommand::SchedulerStatus { .. }
-            | CoreCommand::OperateDaemon(_)
-            | CoreCommand::ReleaseInherited { .. }
-            | CoreCommand::SuspendDispatch { .. }
-            | CoreCommand::ForgetDaemon { .. }
-            | CoreCommand::Inspect { .. }
-            | CoreCommand::ListParked { .. }
-            | CoreCommand::ListDaemons { .. }
-            | CoreCommand::FindDaemon { .. }
-            | CoreCommand::ForgetDaemons { .. }
-            | CoreCommand::SessionClosed { .. }
-            | CoreCommand::Heartbeat { .. }
-            | CoreCommand::Activity(_)
-            | CoreCommand::ExtendLeases { .. }
-            | CoreCommand::DeliveryFailed { .. }
-            | CoreCommand::Tick => Vec::new(),
+fn prior_submission(
+    tenant: &TenantId,
+    key: &str,
+    is_live: impl Fn(TaskId) -> bool,
+    store: &dyn StoredTasks,
+) -> StoredLookup<PriorSubmission> {
+    let Some(known) = store.idempotency(tenant, key)? else {
+        return Ok(None);
+    };
+    let over = (!is_live(known.task)).then(|| store.finished(tenant, known.task));
+    Ok(Some(PriorSubmission {
+        task: known.task,
+        digest: known.digest,
+        finished: over.flatten().map(|finished| finished.record),
+    }))
+}
+
+/// What the store had of it.
+#[derive(Debug)]
+pub struct StoredRecords {
+    pub(crate) finished: Option<FinishedTask>,
+    pub(crate) progress: StoredLookup<Arc<ProgressRecord>>,
+    pub(crate) prior_submission: StoredLookup<PriorSubmission>,
+    pub(crate) removable: Vec<RemovableTask>,
+}
+
+impl Default for StoredRecords {
+    fn default() -> Self {
+        Self {
+            finished: None,
+            progress: Ok(None),
+            prior_submission: Ok(None),
+            removable: Vec::new(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::{AttemptId, InputId, TaskId, TenantId};
-use crate::io::command::MachineLoad;
+use crate::io::session_input::MachineLoad;
 use crate::record::{
     AttemptStateKind, DaemonRecord, LifecyclePhase, PauseChange, PauseMark, TaskRecord, TimerKind,
 };

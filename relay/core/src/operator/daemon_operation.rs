@@ -6,12 +6,11 @@
 use std::sync::Arc;
 
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{DaemonId, RequestId, TenantScope};
-use crate::io::command::RequestActor;
-use crate::io::effects::{
-    CloseReason, CommitDependency, CoreReply, DaemonMessage, DaemonView, RecordChange,
-};
+use crate::ids::{DaemonId, TenantScope};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
+use crate::io::effects::{CloseReason, CommitDependency, DaemonMessage, DaemonView, RecordChange};
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::StoredRecords;
 use crate::operator::rate_limit::OperationTarget;
 use crate::record::{DaemonChange, DaemonCondition, DaemonOperation, DrainMark};
 use crate::task::size_limits;
@@ -19,7 +18,6 @@ use crate::task::size_limits;
 /// An operator's word on one daemon.
 #[derive(Debug)]
 pub struct OperateDaemon {
-    pub request: RequestId,
     /// The caller's: a tenant runs only its own daemons.
     pub scope: TenantScope,
     pub daemon: DaemonId,
@@ -38,20 +36,22 @@ impl DaemonOperation {
     }
 }
 
-impl Core {
-    pub(crate) fn operate_daemon(&mut self, operate: OperateDaemon, turn: &mut CoreTurn<'_>) {
-        let request = operate.request;
-        match self.try_operate_daemon(operate, turn) {
-            Ok(view) => turn.reply(
-                request,
-                CommitDependency::Everything,
-                CoreReply::Daemon(Box::new(view)),
-            ),
-            Err(code) => turn.refuse(request, code),
-        }
-    }
+impl Command for OperateDaemon {
+    type Reply = Box<DaemonView>;
 
-    fn try_operate_daemon(
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Box<DaemonView>> {
+        let view = core.operate_daemon(self, turn)?;
+        Ok(CommandReply::after_everything(Box::new(view)))
+    }
+}
+
+impl Core {
+    fn operate_daemon(
         &mut self,
         operate: OperateDaemon,
         turn: &mut CoreTurn<'_>,

@@ -7,12 +7,13 @@ use crate::attempt::timers::{ArmedTimerView, TimerKey};
 use crate::core_state::{Core, CoreTurn};
 use crate::fleet::heartbeat::agent_renewal_ms;
 use crate::fleet::roster::{DaemonPresence, RosterDaemon};
-use crate::ids::{AttemptId, DaemonId, DaemonRef, RequestId, TaskId, TenantId, TenantScope};
+use crate::ids::{AttemptId, DaemonId, DaemonRef, TaskId, TenantId, TenantScope};
+use crate::io::command::{Command, CommandOutcome, CommandReply};
 use crate::io::effects::{
-    CommitDependency, ConnectionView, CoreReply, DaemonView, DeadlineView, HeldAttemptView,
-    PauseLevel, TaskView, WaitReason,
+    ConnectionView, DaemonView, DeadlineView, HeldAttemptView, PauseLevel, TaskView, WaitReason,
 };
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::StoredRecords;
 use crate::record::{AttemptState, DaemonRecord, FailureCode, PauseMark};
 use crate::schedule::conversation::ConversationKey;
 use crate::schedule::requirements::{DaemonNeed, TaskRequirements};
@@ -24,60 +25,106 @@ use crate::time::{ClockReading, MonotonicTime, WallTime};
 /// Daemons that one sentence names.
 const MAX_NAMED_DAEMONS: usize = 3;
 
-impl Core {
-    /// A tenant sees the daemons that work for it.
-    pub(crate) fn list_daemons(
-        &self,
-        request: RequestId,
-        scope: &TenantScope,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let seen = self
-            .daemon_registry
-            .values()
-            .filter(|record| may_see_daemon(scope, record));
-        let views = seen
-            .filter_map(|record| self.daemon_view(record.daemon, turn.now))
-            .collect();
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Daemons(views),
-        );
-    }
+/// Daemons that the caller may see, disconnected ones too.
+#[derive(Debug)]
+pub struct ListDaemons {
+    pub scope: TenantScope,
+}
 
-    /// Nobody hears of daemons that are not theirs to see, not even that a name is taken twice.
-    pub(crate) fn find_daemon(
-        &self,
-        request: RequestId,
-        scope: &TenantScope,
-        named: &DaemonRef,
-        shown: bool,
+impl Command for ListDaemons {
+    type Reply = Vec<DaemonView>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
-    ) {
+    ) -> CommandOutcome<Self::Reply> {
+        let known = core.daemon_registry.values();
+        let seen = known.filter(|record| may_see_daemon(&self.scope, record));
+        let views = seen.filter_map(|record| core.daemon_view(record.daemon, turn.now));
+        Ok(CommandReply::after_everything(views.collect()))
+    }
+}
+
+/// The id of one daemon that the caller may see, by its id or by a name that only one has.
+#[derive(Debug)]
+pub struct FindDaemon {
+    pub scope: TenantScope,
+    pub named: DaemonRef,
+}
+
+impl Command for FindDaemon {
+    type Reply = DaemonId;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        _turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let daemon = core.find_daemon(&self.scope, &self.named)?;
+        Ok(CommandReply::immediate(daemon))
+    }
+}
+
+/// The same, with everything that is shown of it.
+#[derive(Debug)]
+pub struct ShowDaemon {
+    pub scope: TenantScope,
+    pub named: DaemonRef,
+}
+
+impl Command for ShowDaemon {
+    type Reply = Box<DaemonView>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let daemon = core.find_daemon(&self.scope, &self.named)?;
+        let view = core.daemon_view(daemon, turn.now);
+        let view = view.ok_or(Rejection::UnknownDaemon)?;
+        Ok(CommandReply::after_everything(Box::new(view)))
+    }
+}
+
+/// A live task with what only the core has: its armed deadlines and why it waits.
+#[derive(Debug)]
+pub struct InspectTask {
+    pub tenant: TenantId,
+    pub task: TaskId,
+}
+
+impl Command for InspectTask {
+    type Reply = Box<TaskView>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let live = core.tasks.get(&self.task);
+        let own = live.filter(|live| live.record().tenant == self.tenant);
+        let view = core.task_view(own.ok_or(Rejection::UnknownTask)?, turn.now);
+        Ok(CommandReply::after_task(self.task, Box::new(view)))
+    }
+}
+
+impl Core {
+    /// Daemons that the caller may not see do not exist for them, not even where a name is used twice.
+    fn find_daemon(&self, scope: &TenantScope, named: &DaemonRef) -> Result<DaemonId, Rejection> {
         let mut found = self
             .daemon_registry
             .find_by_ref(named)
             .filter(|one| may_see_daemon(scope, one));
-        let daemon = match (found.next(), found.next()) {
-            (Some(one), None) => one.daemon,
-            (None, _) => return turn.refuse(request, Rejection::UnknownDaemon),
-            (Some(_), Some(_)) => return turn.refuse(request, Rejection::AmbiguousDaemon),
-        };
-        if !shown {
-            return turn.reply(
-                request,
-                CommitDependency::Nothing,
-                CoreReply::FoundDaemon(daemon),
-            );
-        }
-        match self.daemon_view(daemon, turn.now) {
-            Some(view) => turn.reply(
-                request,
-                CommitDependency::Everything,
-                CoreReply::Daemon(Box::new(view)),
-            ),
-            None => turn.refuse(request, Rejection::UnknownDaemon),
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one.daemon),
+            (None, _) => Err(Rejection::UnknownDaemon),
+            (Some(_), Some(_)) => Err(Rejection::AmbiguousDaemon),
         }
     }
 
@@ -116,42 +163,24 @@ impl Core {
         })
     }
 
-    pub(crate) fn inspect_task(
-        &self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let live = self
-            .tasks
-            .get(&task)
-            .filter(|live| live.record().tenant == *tenant);
-        let Some(live) = live else {
-            return turn.refuse(request, Rejection::UnknownTask);
-        };
-        let waits = self.wait_reason(live, turn.now.monotonic);
-        let view = TaskView {
+    fn task_view(&self, live: &LiveTask, now: ClockReading) -> TaskView {
+        let waits = self.wait_reason(live, now.monotonic);
+        TaskView {
             record: live.shared_record(),
             spec: Arc::clone(&live.spec),
             deadlines: live
                 .timers
                 .armed_timers()
-                .map(|armed| deadline_view(armed, turn.now))
+                .map(|armed| deadline_view(armed, now))
                 .collect(),
             wait_reason: waits.map(|(waits, _)| waits),
-            max_wait_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.monotonic))),
-            waits_for_task: self.blocking_turn(live, turn.now.monotonic),
+            max_wait_ms: waits.and_then(|(_, until)| Some(until?.since(now.monotonic))),
+            waits_for_task: self.blocking_turn(live, now.monotonic),
             unmet_need: self
                 .first_unmet_need(live, |daemon| self.roster.session_of(daemon.id).is_some()),
             pause: self.blocking_pause(live),
-            diagnoses: self.diagnose_task(live, turn.now.monotonic),
-        };
-        turn.reply(
-            request,
-            CommitDependency::Task(task),
-            CoreReply::Inspected(Box::new(view)),
-        );
+            diagnoses: self.diagnose_task(live, now.monotonic),
+        }
     }
 
     /// The turn whose end it waits for.

@@ -9,28 +9,77 @@ use crate::attempt::machine::{ForceAttemptEnd, ForcedEnd, MachineEvent};
 use crate::attempt::timers::TimerSet;
 use crate::core_state::{Core, CoreTurn};
 use crate::goal::completion_contract;
-use crate::ids::{AttemptId, RequestId, TaskId, TenantId};
-use crate::io::command::{FinishedTask, RequestActor};
-use crate::io::effects::{CommitDependency, CoreReply};
+use crate::ids::{AttemptId, TaskId, TenantId};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::{FinishedTask, StoredNeeds, StoredRecords};
 use crate::operator::rate_limit::OperationTarget;
 use crate::record::{
-    AttemptState, AttemptStateKind, AuditedOperation, OperatorAudit, TaskState, TimelineEventKind,
+    AttemptState, AttemptStateKind, AuditedOperation, OperatorAudit, TaskRecord, TaskState,
+    TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 
-/// An operator's word on one task.
+/// An operator's verb on one task: limited in number, and on record with the states before and after.
 #[derive(Debug)]
 pub struct OperateTask {
-    pub request: RequestId,
     pub tenant: TenantId,
     pub task: TaskId,
     pub by: RequestActor,
     /// Only the end of a pause may go without.
     pub reason: Arc<str>,
     pub operation: TaskOperation,
-    pub finished: Option<FinishedTask>,
+}
+
+#[derive(Debug)]
+pub struct OperatedTask {
+    pub record: Arc<TaskRecord>,
+    /// False where the task was paused before.
+    pub changed: bool,
+}
+
+impl Command for OperateTask {
+    type Reply = OperatedTask;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.tenant, self.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<OperatedTask> {
+        if self.operation.needs_reason() && self.reason.trim().is_empty() {
+            return Err(Rejection::ReasonMissing);
+        }
+        let task = self.task;
+        let mut live = core.take_operated_task(&self, stored.finished)?;
+        let target = OperationTarget::Task(task);
+        let admitted = core
+            .operator_limit
+            .admit(self.by.token, target, turn.now.monotonic)
+            .and_then(|()| core.check_operation(&live, &self.operation));
+        if let Err(code) = admitted {
+            if !live.is_reopened() {
+                core.put_back_task(live, turn);
+            }
+            return Err(code);
+        }
+        let changed =
+            !matches!(self.operation, TaskOperation::Pause) || live.record().paused.is_none();
+        if changed {
+            record_audit(&mut live, &self);
+            core.run_operation(&mut live, self, turn);
+        }
+        let record = core.put_back_task(live, turn);
+        Ok(CommandReply::after_task(
+            task,
+            OperatedTask { record, changed },
+        ))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -99,50 +148,15 @@ impl TaskOperation {
 }
 
 impl Core {
-    pub(crate) fn operate_task(&mut self, operate: OperateTask, turn: &mut CoreTurn<'_>) {
-        let (request, task) = (operate.request, operate.task);
-        match self.try_operate_task(operate, turn) {
-            Ok(reply) => turn.reply(request, CommitDependency::Task(task), reply),
-            Err(code) => turn.refuse(request, code),
-        }
-    }
-
-    fn try_operate_task(
-        &mut self,
-        mut operate: OperateTask,
-        turn: &mut CoreTurn<'_>,
-    ) -> Result<CoreReply, Rejection> {
-        if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
-            return Err(Rejection::ReasonMissing);
-        }
-        let mut live = self.take_operated_task(&mut operate)?;
-        let target = OperationTarget::Task(operate.task);
-        let admitted = self
-            .operator_limit
-            .admit(operate.by.token, target, turn.now.monotonic)
-            .and_then(|()| self.check_operation(&live, &operate.operation));
-        if let Err(code) = admitted {
-            self.put_back_operated(live, turn);
-            return Err(code);
-        }
-        if matches!(operate.operation, TaskOperation::Pause) && live.record().paused.is_some() {
-            self.put_back_operated(live, turn);
-            return Ok(CoreReply::Already);
-        }
-        record_audit(&mut live, &operate);
-        self.run_operation(&mut live, operate, turn);
-        Ok(CoreReply::Task(self.put_back_task(live, turn)))
-    }
-
     /// Of finished tasks only a retry wants more than to hear that they are.
     fn take_operated_task(
         &mut self,
-        operate: &mut OperateTask,
+        operate: &OperateTask,
+        finished: Option<FinishedTask>,
     ) -> Result<Box<LiveTask>, Rejection> {
         if let Some(live) = self.take_task(&operate.tenant, operate.task) {
             return Ok(live);
         }
-        let finished = operate.finished.take();
         let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
         let known = known.ok_or(Rejection::UnknownTask)?;
         match operate.operation {
@@ -152,12 +166,6 @@ impl Core {
             | TaskOperation::Complete { .. }
             | TaskOperation::Pause
             | TaskOperation::Unpause => Err(Rejection::AlreadyFinished),
-        }
-    }
-
-    fn put_back_operated(&mut self, live: Box<LiveTask>, turn: &mut CoreTurn<'_>) {
-        if !live.is_reopened() {
-            self.put_back_task(live, turn);
         }
     }
 

@@ -10,14 +10,42 @@ use crate::attempt::fences::Fence;
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::TimerFact;
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{RequestId, TaskId};
-use crate::io::command::RequestActor;
-use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::ids::TaskId;
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
+use crate::io::effects::RecordChange;
+use crate::io::stored_lookup::StoredRecords;
 use crate::record::SuspensionRelease;
 use crate::schedule::conversation::ConversationKey;
 use crate::schedule::placement;
 use crate::task::live_task::LiveTask;
 use crate::time::{ClockReading, MonotonicTime};
+
+/// After an import or an accepted loss: an operator confirms that no daemon of the old fleet runs anything, which the relay
+/// cannot know. What was inherited may be leased now; the reply counts the open tasks that were suspended.
+#[derive(Debug)]
+pub struct ReleaseInherited {
+    pub by: RequestActor,
+    pub reason: Arc<str>,
+}
+
+impl Command for ReleaseInherited {
+    type Reply = u64;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let released = SuspensionRelease {
+            by: self.by.name,
+            reason: self.reason,
+            at: turn.now.wall,
+        };
+        let tasks = core.end_inherited_suspension(Some(released), turn);
+        Ok(CommandReply::after_everything(tasks))
+    }
+}
 
 impl Core {
     /// At boot, before the tasks are restored. `tasks` are the open ones.
@@ -81,27 +109,6 @@ impl Core {
         if self.is_suspension_over(self.uptime_ms(turn.now)) {
             self.end_inherited_suspension(None, turn);
         }
-    }
-
-    /// An operator's word that no daemon of before runs anything: they know, and the relay cannot.
-    pub(crate) fn release_inherited(
-        &mut self,
-        request: RequestId,
-        by: RequestActor,
-        reason: Arc<str>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let released = SuspensionRelease {
-            by: by.name,
-            reason,
-            at: turn.now.wall,
-        };
-        let tasks = self.end_inherited_suspension(Some(released), turn);
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Released { tasks },
-        );
     }
 
     /// Ends the hold and returns how many tasks it held; without one it changes nothing.

@@ -4,13 +4,111 @@ use std::sync::Arc;
 
 use crate::attempt::timers::TimerFact;
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{RequestId, TaskId, TenantId, TenantScope};
-use crate::io::command::RequestActor;
-use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::ids::{TaskId, TenantId, TenantScope};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
+use crate::io::effects::RecordChange;
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::StoredRecords;
 use crate::record::{AttemptState, PauseMark, TimelineEventKind};
 use crate::task::live_task::LiveTask;
 use crate::time::MonotonicTime;
+
+/// Stops new dispatch for all or for one tenant; what runs goes on.
+#[derive(Debug)]
+pub struct PauseScheduler {
+    pub scope: TenantScope,
+    pub by: RequestActor,
+    pub reason: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseOutcome {
+    Paused,
+    AlreadyPaused,
+}
+
+impl Command for PauseScheduler {
+    type Reply = PauseOutcome;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        if self.reason.trim().is_empty() {
+            return Err(Rejection::ReasonMissing);
+        }
+        let target = (&self.scope).into();
+        core.operator_limit
+            .admit(self.by.token, target, turn.now.monotonic)?;
+        if core.exact_pause(&self.scope).is_some() {
+            return Ok(CommandReply::after_everything(PauseOutcome::AlreadyPaused));
+        }
+        if let TenantScope::One(tenant) = &self.scope
+            && !core.pauses.can_pause_tenant(tenant)
+        {
+            return Err(Rejection::TooManyPauses);
+        }
+        let moving = core.tasks_with_running_queue_timer(&self.scope);
+        let pause = PauseMark {
+            by: self.by.name,
+            reason: self.reason,
+            since: turn.now.wall,
+        };
+        core.begin_pause(&self.scope, pause, turn);
+        for task in moving {
+            core.update_task_queue_timer(task, &TimerFact::Paused, turn.now.monotonic);
+        }
+        if let TenantScope::One(_) = &self.scope
+            && !mutant!(TenantPauseIgnored)
+        {
+            // No other tenant's work waits behind theirs.
+            for task in core.queued_tasks(&self.scope) {
+                core.queue.remove(task);
+            }
+        }
+        Ok(CommandReply::after_everything(PauseOutcome::Paused))
+    }
+}
+
+#[derive(Debug)]
+pub struct UnpauseScheduler {
+    pub scope: TenantScope,
+    pub by: RequestActor,
+    pub reason: Option<Arc<str>>,
+}
+
+impl Command for UnpauseScheduler {
+    type Reply = ();
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Self::Reply> {
+        let scope = &self.scope;
+        core.operator_limit
+            .admit(self.by.token, scope.into(), turn.now.monotonic)?;
+        if core.exact_pause(scope).is_none() {
+            return Err(Rejection::NotPaused);
+        }
+        let over = PauseMark {
+            by: self.by.name,
+            reason: self.reason.unwrap_or_default(),
+            since: turn.now.wall,
+        };
+        core.end_pause(scope, over, turn);
+        for task in core.tasks_with_running_queue_timer(scope) {
+            core.update_task_queue_timer(task, &TimerFact::Unpaused, turn.now.monotonic);
+        }
+        if let TenantScope::One(_) = scope {
+            core.enqueue_tasks(scope);
+        }
+        Ok(CommandReply::after_everything(()))
+    }
+}
 
 impl Core {
     pub(crate) fn pause_task(
@@ -66,84 +164,6 @@ impl Core {
     /// Whether waiting for a daemon counts against nobody now: a pause, or the hold after an import.
     pub(crate) fn is_queue_timer_paused(&self, live: &LiveTask) -> bool {
         self.is_paused(live) || self.scheduler.suspension_of(live.id()).is_some()
-    }
-
-    pub(crate) fn pause_scheduler(
-        &mut self,
-        request: RequestId,
-        scope: TenantScope,
-        by: RequestActor,
-        reason: Arc<str>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        if reason.trim().is_empty() {
-            return turn.refuse(request, Rejection::ReasonMissing);
-        }
-        let admitted = self
-            .operator_limit
-            .admit(by.token, (&scope).into(), turn.now.monotonic);
-        if let Err(code) = admitted {
-            return turn.refuse(request, code);
-        }
-        if self.exact_pause(&scope).is_some() {
-            return turn.reply(request, CommitDependency::Everything, CoreReply::Already);
-        }
-        if let TenantScope::One(tenant) = &scope
-            && !self.pauses.can_pause_tenant(tenant)
-        {
-            return turn.refuse(request, Rejection::TooManyPauses);
-        }
-        let moving = self.tasks_with_running_queue_timer(&scope);
-        let pause = PauseMark {
-            by: by.name,
-            reason,
-            since: turn.now.wall,
-        };
-        self.begin_pause(&scope, pause, turn);
-        for task in moving {
-            self.update_task_queue_timer(task, &TimerFact::Paused, turn.now.monotonic);
-        }
-        if let TenantScope::One(_) = &scope
-            && !mutant!(TenantPauseIgnored)
-        {
-            // Nobody else's work waits behind theirs.
-            for task in self.queued_tasks(&scope) {
-                self.queue.remove(task);
-            }
-        }
-        turn.reply(request, CommitDependency::Everything, CoreReply::Done);
-    }
-
-    pub(crate) fn unpause_scheduler(
-        &mut self,
-        request: RequestId,
-        scope: &TenantScope,
-        by: RequestActor,
-        reason: Option<Arc<str>>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        if let Err(code) = self
-            .operator_limit
-            .admit(by.token, scope.into(), turn.now.monotonic)
-        {
-            return turn.refuse(request, code);
-        }
-        if self.exact_pause(scope).is_none() {
-            return turn.refuse(request, Rejection::NotPaused);
-        }
-        let over = PauseMark {
-            by: by.name,
-            reason: reason.unwrap_or_default(),
-            since: turn.now.wall,
-        };
-        self.end_pause(scope, over, turn);
-        for task in self.tasks_with_running_queue_timer(scope) {
-            self.update_task_queue_timer(task, &TimerFact::Unpaused, turn.now.monotonic);
-        }
-        if let TenantScope::One(_) = scope {
-            self.enqueue_tasks(scope);
-        }
-        turn.reply(request, CommitDependency::Everything, CoreReply::Done);
     }
 
     pub(crate) fn begin_pause(

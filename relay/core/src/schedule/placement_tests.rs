@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::*;
 use crate::fleet::roster::roster_tests::{attempt, daemon_id, hello, join, session};
 use crate::ids::{AttemptId, TenantScope};
-use crate::io::command::DaemonHello;
+use crate::io::session_input::DaemonHello;
 use crate::record::PossibleRunner;
 use crate::samples::{config, task_spec, tenant};
 use crate::schedule::queue::EligibleHolders;

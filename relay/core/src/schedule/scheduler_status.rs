@@ -2,19 +2,29 @@
 //! counts are kept where tasks move (`open.rs`).
 
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{RequestId, TenantScope};
-use crate::io::effects::{CommitDependency, CoreReply, SchedulerView};
+use crate::ids::TenantScope;
+use crate::io::command::{Command, CommandOutcome, CommandReply};
+use crate::io::effects::SchedulerView;
+use crate::io::stored_lookup::StoredRecords;
 use crate::schedule::open_task_limits::OpenTaskLimits;
 
-impl Core {
-    pub(crate) fn reply_scheduler_status(
-        &self,
-        request: RequestId,
-        scope: &TenantScope,
+/// Counts and ages of what the caller may see.
+#[derive(Debug)]
+pub struct ReadSchedulerStatus {
+    pub scope: TenantScope,
+}
+
+impl Command for ReadSchedulerStatus {
+    type Reply = Box<SchedulerView>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
-    ) {
-        let (counts, oldest) = self.open_limits.counts(scope);
-        let holds = u64::from(self.scheduler.active_suspension().is_some());
+    ) -> CommandOutcome<Self::Reply> {
+        let (counts, oldest) = core.open_limits.counts(&self.scope);
+        let holds = u64::from(core.scheduler.active_suspension().is_some());
         let view = SchedulerView {
             open: counts.open,
             pending: counts.pending,
@@ -25,17 +35,15 @@ impl Core {
             pending_inputs: counts.inputs,
             inherited: counts.inherited * holds,
             oldest_queued_ms: oldest.map_or(0, |since| turn.now.wall.0.saturating_sub(since.0)),
-            ..self.standing(scope)
+            ..core.pauses_and_daemons(&self.scope)
         };
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Scheduler(Box::new(view)),
-        );
+        Ok(CommandReply::after_everything(Box::new(view)))
     }
+}
 
+impl Core {
     /// What is no task's: pauses and daemons.
-    fn standing(&self, scope: &TenantScope) -> SchedulerView {
+    fn pauses_and_daemons(&self, scope: &TenantScope) -> SchedulerView {
         let tenants = self.pauses.active_pauses();
         let theirs = tenants.filter(|(tenant, _)| scope.covers(tenant));
         let changes = self.pauses.changes.iter();

@@ -6,48 +6,118 @@ use std::sync::Arc;
 use crate::attempt::lease_end::confirm_cancel;
 use crate::attempt::machine::{EventOutcome, MachineEvent};
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{InputId, RequestId, TaskId, TenantId};
-use crate::io::command::{FinishedTask, RequestActor};
-use crate::io::effects::{CommitDependency, CoreReply, DaemonMessage};
+use crate::ids::{InputId, TaskId, TenantId};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
+use crate::io::effects::{CommitDependency, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::{StoredNeeds, StoredRecords};
 use crate::record::{
-    AttemptRecord, AttemptState, CancelRecord, InputRecord, InputState, StoredAnswer,
-    TerminationReceipt, TimelineEventKind,
+    AttemptRecord, AttemptState, CancelRecord, InputDecision, InputRecord, InputState,
+    StoredAnswer, TaskRecord, TerminationReceipt, TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 
-impl Core {
-    /// Requested here; delivered and confirmed are the holder's words. A finished task answers unchanged.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the request's own fields, unpacked once"
-    )]
-    pub(crate) fn cancel_task(
-        &mut self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        by: RequestActor,
-        reason: Option<Arc<str>>,
-        finished: Option<FinishedTask>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(mut live) = self.take_task(tenant, task) else {
-            return match finished.filter(|finished| finished.record.tenant == *tenant) {
-                Some(finished) => {
-                    let reply = CoreReply::Finished(finished.record);
-                    turn.reply(request, CommitDependency::Task(task), reply);
-                }
-                None => turn.refuse(request, Rejection::UnknownTask),
-            };
-        };
-        if live.record().cancel.is_none() {
-            self.begin_cancel(&mut live, by, reason, turn);
-        }
-        self.put_back_and_reply(live, request, turn);
+/// Idempotent: a task that is finished or already being canceled is answered unchanged.
+#[derive(Debug)]
+pub struct CancelTask {
+    pub tenant: TenantId,
+    pub task: TaskId,
+    pub by: RequestActor,
+    pub reason: Option<Arc<str>>,
+}
+
+#[derive(Debug)]
+pub struct CanceledTask {
+    pub record: Arc<TaskRecord>,
+    /// It had ended when the request was decided, and is unchanged. Only the core can tell: it may have ended a moment
+    /// before.
+    pub already_finished: bool,
+}
+
+impl Command for CancelTask {
+    type Reply = CanceledTask;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.tenant, self.task)
     }
 
+    /// Requested here; delivered and confirmed are reported by the holder.
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<CanceledTask> {
+        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+            let canceled = CanceledTask {
+                record: finished_record(&self.tenant, stored)?,
+                already_finished: true,
+            };
+            return Ok(CommandReply::after_task(self.task, canceled));
+        };
+        if live.record().cancel.is_none() {
+            core.begin_cancel(&mut live, self.by, self.reason, turn);
+        }
+        let canceled = CanceledTask {
+            record: core.put_back_task(live, turn),
+            already_finished: false,
+        };
+        Ok(CommandReply::after_task(self.task, canceled))
+    }
+}
+
+/// Answers a permission request or question of a live attempt. Stored once, then sent until the daemon confirms it.
+#[derive(Debug)]
+pub struct AnswerInput {
+    pub tenant: TenantId,
+    pub task: TaskId,
+    pub input: InputId,
+    pub by: RequestActor,
+    pub decision: InputDecision,
+    pub payload: Arc<[u8]>,
+}
+
+impl Command for AnswerInput {
+    type Reply = Arc<TaskRecord>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::task(&self.tenant, self.task)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Arc<TaskRecord>> {
+        let (task, input) = (self.task, self.input);
+        let answer = StoredAnswer {
+            by: self.by.name,
+            at: turn.now.wall,
+            decision: self.decision,
+            rule: None,
+            payload: self.payload,
+        };
+        let Some(mut live) = core.take_task(&self.tenant, task) else {
+            let record = finished_record(&self.tenant, stored)?;
+            check_given_answer(&record.attempts, input, &answer)?;
+            return Ok(CommandReply::after_task(task, record));
+        };
+        let accepted = core.accept_answer(&mut live, input, answer, turn);
+        let record = core.put_back_task(live, turn);
+        accepted.map(|()| CommandReply::after_task(task, record))
+    }
+}
+
+/// A task that is not live is finished, or not this tenant's.
+fn finished_record(tenant: &TenantId, stored: StoredRecords) -> Result<Arc<TaskRecord>, Rejection> {
+    let finished = stored.finished.map(|finished| finished.record);
+    let own = finished.filter(|record| record.tenant == *tenant);
+    own.ok_or(Rejection::UnknownTask)
+}
+
+impl Core {
     fn begin_cancel(
         &mut self,
         live: &mut LiveTask,
@@ -90,71 +160,26 @@ impl Core {
         }
     }
 
-    fn put_back_and_reply(
+    fn accept_answer(
         &mut self,
-        live: Box<LiveTask>,
-        request: RequestId,
+        live: &mut LiveTask,
+        input: InputId,
+        answer: StoredAnswer,
         turn: &mut CoreTurn<'_>,
-    ) {
-        let task = live.id();
-        let record = self.put_back_task(live, turn);
-        turn.reply(
-            request,
-            CommitDependency::Task(task),
-            CoreReply::Task(record),
-        );
-    }
-
-    /// Stored once, then sent until the daemon says that it has it.
-    pub(crate) fn answer_input(
-        &mut self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        (input, answer): (InputId, StoredAnswer),
-        finished: Option<FinishedTask>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(mut live) = self.take_task(tenant, task) else {
-            let known = finished.filter(|finished| finished.record.tenant == *tenant);
-            return match known.map(|finished| finished.record) {
-                Some(record) => match check_given_answer(&record.attempts, input, &answer) {
-                    Ok(()) => turn.reply(
-                        request,
-                        CommitDependency::Task(task),
-                        CoreReply::Task(record),
-                    ),
-                    Err(code) => turn.refuse(request, code),
-                },
-                None => turn.refuse(request, Rejection::UnknownTask),
-            };
-        };
+    ) -> Result<(), Rejection> {
         let newest = &live.newest_attempt().inputs;
         if !newest.iter().any(|known| known.id == input) || !live.is_newest_leased() {
             // An input of an earlier attempt is history: it must never reach the next one.
-            let said = check_given_answer(&live.record().attempts, input, &answer);
-            return match said {
-                Ok(()) => self.put_back_and_reply(live, request, turn),
-                Err(code) => {
-                    self.put_back_task(live, turn);
-                    turn.refuse(request, code);
-                }
-            };
+            return check_given_answer(&live.record().attempts, input, &answer);
         }
-        match self.apply_event(&mut live, MachineEvent::Answered(input, answer), None, turn) {
+        match self.apply_event(live, MachineEvent::Answered(input, answer), None, turn) {
             EventOutcome::Applied => {
-                self.send_answer(&live, input, turn);
-                self.put_back_and_reply(live, request, turn);
+                self.send_answer(live, input, turn);
+                Ok(())
             }
-            EventOutcome::Ignored => self.put_back_and_reply(live, request, turn),
-            EventOutcome::Refused(code) => {
-                self.put_back_task(live, turn);
-                turn.refuse(request, code);
-            }
-            EventOutcome::Regressed | EventOutcome::Late => {
-                self.put_back_task(live, turn);
-                turn.refuse(request, Rejection::InputClosed);
-            }
+            EventOutcome::Ignored => Ok(()),
+            EventOutcome::Refused(code) => Err(code),
+            EventOutcome::Regressed | EventOutcome::Late => Err(Rejection::InputClosed),
         }
     }
 

@@ -2,7 +2,7 @@
 //! and nothing acts on it.
 
 use crate::ids::AttemptId;
-use crate::io::command::NO_RESULT_MESSAGE;
+use crate::io::session_input::NO_RESULT_MESSAGE;
 use crate::record::{
     AttemptRecord, AttemptState, EndState, FailureCode, LifecyclePhase, TaskRecord,
     TerminationReceipt, TimelineEventKind,

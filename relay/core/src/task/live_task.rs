@@ -19,7 +19,7 @@ use crate::task::task_state;
 use crate::time::{ClockReading, MonotonicTime, WallTime};
 
 #[derive(Debug)]
-pub(crate) struct LiveTask {
+pub struct LiveTask {
     pub(crate) spec: Arc<TaskSpec>,
     record: Arc<TaskRecord>,
     pub(crate) timers: TimerSet,

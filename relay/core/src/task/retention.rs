@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use crate::core_state::{Core, CoreTurn};
-use crate::ids::{DaemonId, RequestId, TaskId, TenantScope, TokenId};
-use crate::io::command::{RemovableTask, RequestActor};
-use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::ids::{DaemonId, TaskId, TenantId, TenantScope, TokenId};
+use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
+use crate::io::effects::{DaemonView, RecordChange};
 use crate::io::rejection::Rejection;
+use crate::io::stored_lookup::{RemovableTask, StoredNeeds, StoredRecords};
 use crate::record::{DaemonRecord, ForgottenDaemon};
 use crate::task::size_limits;
 use crate::time::{ClockReading, WallTime};
@@ -15,18 +16,29 @@ use crate::time::{ClockReading, WallTime};
 /// What is stored of a daemon says when it was last seen at least as exactly as this.
 const LAST_SEEN_ACCURACY_MS: u64 = 24 * 60 * 60 * 1_000;
 
-impl Core {
-    /// Removes those of the named tasks that may go; the reply tells which.
-    pub(crate) fn remove_finished(
-        &mut self,
-        request: RequestId,
-        finished: Vec<RemovableTask>,
+/// Retention wants finished tasks gone. Those that may still change stay; the reply names the removed ones.
+#[derive(Debug)]
+pub struct RemoveFinishedTasks {
+    pub tasks: Vec<(TenantId, TaskId)>,
+}
+
+impl Command for RemoveFinishedTasks {
+    type Reply = Vec<TaskId>;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::removable(&self.tasks)
+    }
+
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
-    ) {
-        let mut removed: Vec<TaskId> = Vec::with_capacity(finished.len());
-        for one in finished {
+    ) -> CommandOutcome<Vec<TaskId>> {
+        let mut removed: Vec<TaskId> = Vec::with_capacity(stored.removable.len());
+        for one in stored.removable {
             let twice = removed.contains(&one.record.task);
-            if twice || !self.may_remove_task(&one, turn.now) {
+            if twice || !core.may_remove_task(&one, turn.now) {
                 continue;
             }
             removed.push(one.record.task);
@@ -38,13 +50,84 @@ impl Core {
                 checkpoints: one.record.checkpoint_count,
             });
         }
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Removed(removed),
-        );
+        Ok(CommandReply::after_everything(removed))
     }
+}
 
+/// Retention wants daemons forgotten that were not seen for this long and hold nothing; the reply counts them. Connected
+/// daemons get a new date.
+#[derive(Debug)]
+pub struct ForgetAbsentDaemons {
+    pub unseen_ms: u64,
+}
+
+impl Command for ForgetAbsentDaemons {
+    type Reply = usize;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<usize> {
+        core.date_connected_daemons(turn);
+        let known = core.daemon_registry.values();
+        let gone =
+            known.filter(|record| core.may_forget_daemon(record, self.unseen_ms, turn.now.wall));
+        let gone = daemon_ids(gone);
+        for daemon in &gone {
+            core.forget_daemon(*daemon, turn);
+        }
+        Ok(CommandReply::after_everything(gone.len()))
+    }
+}
+
+/// The daemon is gone for good: nothing of it stays on record but this request. Refused while it could come back to what
+/// it holds: it would come back unknown, and what it runs would have no owner.
+#[derive(Debug)]
+pub struct ForgetDaemon {
+    pub scope: TenantScope,
+    pub daemon: DaemonId,
+    pub by: RequestActor,
+    pub reason: Arc<str>,
+}
+
+impl Command for ForgetDaemon {
+    type Reply = Box<DaemonView>;
+
+    fn run(
+        self,
+        core: &mut Core,
+        _stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<Box<DaemonView>> {
+        let (daemon, mut reason) = (self.daemon, self.reason);
+        let view = core.daemon_view(daemon, turn.now);
+        let own = view.filter(|_| core.may_operate_daemon(&self.scope, daemon));
+        let view = own.ok_or(Rejection::UnknownDaemon)?;
+        if core.is_connected(daemon) {
+            return Err(Rejection::DaemonConnected);
+        }
+        if core.has_attempts_or_fences(daemon) {
+            return Err(Rejection::DaemonHolds);
+        }
+        size_limits::clip(&mut reason, size_limits::MAX_NOTE_BYTES);
+        core.forgotten_daemons.record_forgotten(ForgottenDaemon {
+            daemon,
+            scope: view.record.scope.clone(),
+            name: view.record.name.clone(),
+            last_seen: view.record.last_seen,
+            by: self.by.name,
+            reason,
+            at: turn.now.wall,
+        });
+        core.forget_daemon(daemon, turn);
+        turn.push_change(RecordChange::PutForgotten(core.forgotten_daemons.clone()));
+        Ok(CommandReply::after_everything(Box::new(view)))
+    }
+}
+
+impl Core {
     fn may_remove_task(&self, one: &RemovableTask, now: ClockReading) -> bool {
         let record = &one.record;
         let over = record.state.is_terminal() && !self.is_live(record.task);
@@ -53,13 +136,7 @@ impl Core {
         over && !awaited && !guarded
     }
 
-    /// Forgets daemons that were away for `unseen_ms` and hold nothing, and dates those that are here.
-    pub(crate) fn forget_daemons(
-        &mut self,
-        request: RequestId,
-        unseen_ms: u64,
-        turn: &mut CoreTurn<'_>,
-    ) {
+    fn date_connected_daemons(&mut self, turn: &mut CoreTurn<'_>) {
         let here = self
             .daemon_registry
             .values()
@@ -73,19 +150,6 @@ impl Core {
                 .changes
                 .extend(record.map(RecordChange::PutDaemon));
         }
-        let gone = self
-            .daemon_registry
-            .values()
-            .filter(|record| self.may_forget_daemon(record, unseen_ms, turn.now.wall));
-        let gone = daemon_ids(gone);
-        for daemon in &gone {
-            self.forget_daemon(*daemon, turn);
-        }
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Forgotten(gone.len()),
-        );
     }
 
     /// Makes room for one more daemon of this credential; false if it has as many as it may.
@@ -117,46 +181,6 @@ impl Core {
         let longest_away = longest_away.daemon;
         self.forget_daemon(longest_away, turn);
         true
-    }
-
-    /// An operator says that it is gone for good. Who forgets one that runs would let it come back as a stranger, and
-    /// what it runs would be nobody's.
-    pub(crate) fn forget_daemon_on_request(
-        &mut self,
-        request: RequestId,
-        scope: &TenantScope,
-        daemon: DaemonId,
-        by: RequestActor,
-        mut reason: Arc<str>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let view = self.daemon_view(daemon, turn.now);
-        let Some(view) = view.filter(|_| self.may_operate_daemon(scope, daemon)) else {
-            return turn.refuse(request, Rejection::UnknownDaemon);
-        };
-        if self.is_connected(daemon) {
-            return turn.refuse(request, Rejection::DaemonConnected);
-        }
-        if self.has_attempts_or_fences(daemon) {
-            return turn.refuse(request, Rejection::DaemonHolds);
-        }
-        size_limits::clip(&mut reason, size_limits::MAX_NOTE_BYTES);
-        self.forgotten_daemons.record_forgotten(ForgottenDaemon {
-            daemon,
-            scope: view.record.scope.clone(),
-            name: view.record.name.clone(),
-            last_seen: view.record.last_seen,
-            by: by.name,
-            reason,
-            at: turn.now.wall,
-        });
-        self.forget_daemon(daemon, turn);
-        turn.push_change(RecordChange::PutForgotten(self.forgotten_daemons.clone()));
-        turn.reply(
-            request,
-            CommitDependency::Everything,
-            CoreReply::Daemon(Box::new(view)),
-        );
     }
 
     /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::io::command::{CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination};
+use crate::io::session_input::{
+    CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination,
+};
 use crate::record::{
     ArtifactEvidence, AttemptEnd, AttemptRecord, InputRecord, InputState, RejectCode, StoredAnswer,
     TaskRecord, TokenUsage, WorkspaceReport,

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use crate::attempt::timers::{TimerFact, TimerSet};
 use crate::core_state::{Core, CoreTurn};
 use crate::ids::{AttemptId, TaskId};
-use crate::io::command::{PriorSubmission, SubmitTask};
-use crate::io::effects::{CommitDependency, CoreReply, RecordChange};
+use crate::io::command::{Command, CommandOutcome, CommandReply};
+use crate::io::effects::RecordChange;
 use crate::io::rejection::{ExceededBound, Rejection};
+use crate::io::stored_lookup::{
+    PriorSubmission, StoredLookup, StoredNeeds, StoredRecords, UnreadableRecord,
+};
 use crate::record::{
     AttemptRecord, EndState, IdempotencyRecord, RetryCounters, TaskRecord, TaskState, TaskTimeline,
     TimelineEventKind, TraceIds,
@@ -17,28 +20,51 @@ use crate::task::size_limits;
 use crate::task::spec::{DispatchPolicy, TaskSpec};
 use crate::time::{IdSource, WallTime};
 
-impl Core {
-    pub(crate) fn submit_task(&mut self, submit: SubmitTask, turn: &mut CoreTurn<'_>) {
-        match self.find_prior_submission(&submit) {
-            Ok(Some(prior)) => return self.answer_repeated_submit(&submit, &prior, turn),
-            Ok(None) => {}
-            Err(code) => return turn.refuse(submit.request, code),
-        }
-        if let Err(code) = self.admit_task(&submit.spec) {
-            return turn.refuse(submit.request, code);
-        }
-        let live = self.open_task(&submit, turn);
-        let record = self.put_back_task(live, turn);
-        turn.reply(
-            submit.request,
-            CommitDependency::Task(submit.task),
-            CoreReply::Submitted {
-                record,
-                created: true,
-            },
-        );
+/// One task per idempotency key.
+#[derive(Debug)]
+pub struct SubmitTask {
+    /// Chosen by the shell; unused if the key is already known.
+    pub task: TaskId,
+    pub spec: Arc<TaskSpec>,
+    /// SHA-256 of the submission as sent; compared where an idempotency key repeats.
+    pub digest: [u8; 32],
+}
+
+#[derive(Debug)]
+pub struct SubmittedTask {
+    pub record: Arc<TaskRecord>,
+    /// False where the idempotency key was known.
+    pub created: bool,
+}
+
+impl Command for SubmitTask {
+    type Reply = SubmittedTask;
+
+    fn stored_needs(&self) -> StoredNeeds {
+        StoredNeeds::submission(&self.spec)
     }
 
+    fn run(
+        self,
+        core: &mut Core,
+        stored: StoredRecords,
+        turn: &mut CoreTurn<'_>,
+    ) -> CommandOutcome<SubmittedTask> {
+        if let Some(prior) = core.find_prior_submission(&self.spec, stored.prior_submission)? {
+            return core.answer_repeated_submit(&self, &prior);
+        }
+        core.admit_task(&self.spec)?;
+        let live = core.open_task(&self, turn);
+        let record = core.put_back_task(live, turn);
+        let submitted = SubmittedTask {
+            record,
+            created: true,
+        };
+        Ok(CommandReply::after_task(self.task, submitted))
+    }
+}
+
+impl Core {
     /// A new task with its first attempt in line. It was admitted.
     pub(crate) fn open_task(
         &mut self,
@@ -70,19 +96,20 @@ impl Core {
         live
     }
 
-    /// What is known of this key: live tasks are ours to know, finished ones the store's. One that cannot be read may stand for a
-    /// task: another one would be the second.
+    /// What is known of this key: the core has the keys of live tasks, the store those of finished ones. A record that
+    /// cannot be read may belong to a task: a second one must not be made.
     pub(crate) fn find_prior_submission(
         &self,
-        submit: &SubmitTask,
+        spec: &TaskSpec,
+        stored: StoredLookup<PriorSubmission>,
     ) -> Result<Option<PriorSubmission>, Rejection> {
-        let key = submit.spec.idempotency_key.as_ref();
+        let key = spec.idempotency_key.as_ref();
         let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
             return Ok(None);
         };
         if let Some(known) = self
             .idempotency_keys
-            .get(&(submit.spec.tenant.clone(), key.clone()))
+            .get(&(spec.tenant.clone(), key.clone()))
         {
             return Ok(Some(PriorSubmission {
                 task: known.task,
@@ -90,40 +117,24 @@ impl Core {
                 finished: None,
             }));
         }
-        let stored = submit
-            .prior_submission
-            .as_ref()
-            .map_err(|_| Rejection::Unreadable)?;
-        Ok(stored.as_ref().map(|prior| PriorSubmission {
-            task: prior.task,
-            digest: prior.digest,
-            finished: prior.finished.clone(),
-        }))
+        stored.map_err(|UnreadableRecord| Rejection::Unreadable)
     }
 
     fn answer_repeated_submit(
         &self,
         submit: &SubmitTask,
         prior: &PriorSubmission,
-        turn: &mut CoreTurn<'_>,
-    ) {
+    ) -> CommandOutcome<SubmittedTask> {
         if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
-            return turn.refuse(submit.request, Rejection::IdempotencyConflict);
+            return Err(Rejection::IdempotencyConflict);
         }
         let live = self.tasks.get(&prior.task).map(|live| live.shared_record());
-        match live.or_else(|| prior.finished.clone()) {
-            Some(record) => {
-                turn.reply(
-                    submit.request,
-                    CommitDependency::Task(prior.task),
-                    CoreReply::Submitted {
-                        record,
-                        created: false,
-                    },
-                );
-            }
-            None => turn.refuse(submit.request, Rejection::UnknownTask),
-        }
+        let record = live.or_else(|| prior.finished.clone());
+        let submitted = SubmittedTask {
+            record: record.ok_or(Rejection::UnknownTask)?,
+            created: false,
+        };
+        Ok(CommandReply::after_task(prior.task, submitted))
     }
 
     pub(crate) fn admit_task(&self, spec: &TaskSpec) -> Result<(), Rejection> {

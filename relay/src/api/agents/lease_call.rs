@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use baton_core::goal::completion_contract;
-use baton_core::goal::progress::{GoalReport, ProgressUpdate, SanitizedText};
-use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::command::{
-    AgentLeaseCall, AgentLeaseVerb, CompletedBody, CoreCommand, ErroredBody, LeaseToken,
-    ProcessTermination,
+use baton_core::commands::{
+    AgentCallReply, AgentLeaseCall, AgentLeaseProof, AgentVerb, BlockAttempt, EndAttempt,
+    RenewAgentLease, ReportAttemptProgress, WriteAttemptCheckpoint,
 };
-use baton_core::io::effects::CoreReply;
+use baton_core::goal::completion_contract;
+use baton_core::goal::progress::{ProgressUpdate, SanitizedText};
+use baton_core::ids::{AttemptId, TaskId, TokenId};
 use baton_core::io::rejection::Rejection;
+use baton_core::io::session_input::{CompletedBody, ErroredBody, LeaseToken, ProcessTermination};
 use baton_core::record::{CallFingerprint, CheckpointRecord, FailureCode, TaskRecord};
 use baton_proto::{codes, v1};
 use prost::Message;
@@ -23,7 +23,6 @@ use crate::api::request::limits;
 use crate::api::request::validate;
 use crate::api::request::validate::{InvalidReason, ValidationResult, invalid_field};
 use crate::api::tasks::goal::{check_evidence, check_update};
-use crate::api::tasks::unexpected_reply;
 use crate::api::wire::{goal, timestamp};
 use crate::api::{Api, optional_reason};
 use crate::auth::Principal;
@@ -48,21 +47,14 @@ impl Api {
         request: v1::RenewRequest,
     ) -> Result<v1::RenewResponse, ApiFault> {
         let lease = lease_reference(request.lease, None)?;
-        match self
-            .call_with_lease(&who, lease, AgentLeaseVerb::Renew)
-            .await?
-        {
-            CoreReply::Renewed {
-                granted_ms,
-                expires_at,
-                cancel_requested,
-            } => Ok(v1::RenewResponse {
-                granted_ms,
-                expires_at: Some(timestamp(expires_at)),
-                cancel_requested,
-            }),
-            other => Err(unexpected_reply(Ok(other))),
-        }
+        let lease = lease.proof(&who)?;
+        let renewal = RenewAgentLease { lease };
+        let renewed = self.dispatcher.request_with_lease(renewal, None).await?;
+        Ok(v1::RenewResponse {
+            granted_ms: renewed.granted_ms,
+            expires_at: Some(timestamp(renewed.expires_at)),
+            cancel_requested: renewed.cancel_requested,
+        })
     }
 
     pub(crate) async fn release_lease(
@@ -73,7 +65,7 @@ impl Api {
         let call = call_mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
         let lease = lease_reference(request.lease, call?)?;
-        let verb = AgentLeaseVerb::Release { reason };
+        let verb = EndAttempt::Release { reason };
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentReleaseResponse { task })
     }
@@ -95,7 +87,7 @@ impl Api {
             })
         });
         let (task, found) = (lease.task, completed.artifacts.clone());
-        let verb = AgentLeaseVerb::Complete(completed, last_words);
+        let verb = EndAttempt::Complete(completed, last_words);
         match self.call_for_message(&who, lease, verb).await {
             Err(ApiFault::Refused(Rejection::ContractUnmet)) => {
                 let (spec, _) = self.stored_task(&who, task).await?;
@@ -117,21 +109,20 @@ impl Api {
         validate::not_blank("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
         check_checkpoint_draft(&draft)?;
         let lease = lease_reference(request.lease, call?)?;
-        let word = GoalReport::Checkpoint(SanitizedText::new(goal::checkpoint_from_wire(draft)));
-        match self
-            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
+        let draft = SanitizedText::new(goal::checkpoint_from_wire(draft));
+        let verb = WriteAttemptCheckpoint(draft);
+        let written = match self
+            .call_with_lease(&who, lease, verb, Some(who.token))
             .await?
         {
-            CoreReply::Checkpointed { checkpoint, .. } => Ok(v1::AgentCheckpointResponse {
-                checkpoint: Some(goal::checkpoint(&checkpoint)),
-            }),
-            CoreReply::Repeated { record, checkpoint } => {
-                let written = self.checkpoint_of_repeat(&record, checkpoint).await?;
-                let checkpoint = Some(goal::checkpoint(&written));
-                Ok(v1::AgentCheckpointResponse { checkpoint })
+            AgentCallReply::Done { done, .. } => done,
+            AgentCallReply::Repeated { record, checkpoint } => {
+                self.checkpoint_of_repeat(&record, checkpoint).await?
             }
-            other => Err(unexpected_reply(Ok(other))),
-        }
+        };
+        Ok(v1::AgentCheckpointResponse {
+            checkpoint: Some(goal::checkpoint(&written)),
+        })
     }
 
     pub(crate) async fn update_attempt_progress(
@@ -143,19 +134,18 @@ impl Api {
         let update = validate::present("update", request.update)?;
         check_update(&update)?;
         let lease = lease_reference(request.lease, call?)?;
-        let word = GoalReport::Progress(SanitizedText::new(goal::progress_from_wire(update)));
-        match self
-            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
+        let update = SanitizedText::new(goal::progress_from_wire(update));
+        let verb = ReportAttemptProgress(update);
+        let progress = match self
+            .call_with_lease(&who, lease, verb, Some(who.token))
             .await?
         {
-            CoreReply::Progressed { record, progress } => Ok(v1::AgentProgressResponse {
-                progress: Some(goal::progress(&progress, record.checkpoint_count)),
-            }),
-            CoreReply::Repeated { record, .. } => Ok(v1::AgentProgressResponse {
-                progress: self.progress_of(&record).await?,
-            }),
-            other => Err(unexpected_reply(Ok(other))),
-        }
+            AgentCallReply::Done { record, done } => {
+                Some(goal::progress(&done, record.checkpoint_count))
+            }
+            AgentCallReply::Repeated { record, .. } => self.progress_of(&record).await?,
+        };
+        Ok(v1::AgentProgressResponse { progress })
     }
 
     /// The reason first of all: a blank one is wrong whatever it speaks of.
@@ -172,24 +162,19 @@ impl Api {
             check_checkpoint_draft(draft)?;
         }
         let lease = lease_reference(request.lease, call?)?;
-        let word = GoalReport::Block(SanitizedText::new(goal::block_from_wire(block)));
-        match self
-            .call_with_lease(&who, lease, AgentLeaseVerb::Goal(word))
-            .await?
-        {
-            CoreReply::Checkpointed { record, checkpoint } => Ok(v1::AgentBlockResponse {
-                task: Some(self.current_task_message(&record).await?),
-                checkpoint_id: checkpoint.id.to_string(),
-            }),
-            CoreReply::Repeated { record, checkpoint } => {
+        let verb = BlockAttempt(SanitizedText::new(goal::block_from_wire(block)));
+        // What ends the attempt waits for nothing.
+        let (record, written) = match self.call_with_lease(&who, lease, verb, None).await? {
+            AgentCallReply::Done { record, done } => (record, done.checkpoint),
+            AgentCallReply::Repeated { record, checkpoint } => {
                 let written = self.checkpoint_of_repeat(&record, checkpoint).await?;
-                Ok(v1::AgentBlockResponse {
-                    task: Some(self.current_task_message(&record).await?),
-                    checkpoint_id: written.id.to_string(),
-                })
+                (record, Some(written))
             }
-            other => Err(unexpected_reply(Ok(other))),
-        }
+        };
+        Ok(v1::AgentBlockResponse {
+            task: Some(self.current_task_message(&record).await?),
+            checkpoint_id: written.map(|one| one.id.to_string()).unwrap_or_default(),
+        })
     }
 
     pub(crate) async fn fail_attempt(
@@ -200,7 +185,7 @@ impl Api {
         let errored = errored_body(&request)?;
         let call = call_mark(&request.request_id, &request)?;
         let lease = lease_reference(request.lease, call)?;
-        let verb = AgentLeaseVerb::Fail(errored);
+        let verb = EndAttempt::Fail(errored);
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentFailResponse { task })
     }
@@ -213,7 +198,7 @@ impl Api {
         let call = call_mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
         let lease = lease_reference(request.lease, call?)?;
-        let verb = AgentLeaseVerb::Cancel { reason };
+        let verb = EndAttempt::Cancel { reason };
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentCancelResponse { task })
     }
@@ -234,57 +219,41 @@ impl Api {
         &self,
         who: &Principal,
         lease: LeaseReference,
-        verb: AgentLeaseVerb,
+        end: EndAttempt,
     ) -> Result<v1::Task, ApiFault> {
-        let record = self.call_for_record(who, lease, verb).await?;
+        let record = match self.call_with_lease(who, lease, end, None).await? {
+            AgentCallReply::Done { record, .. } | AgentCallReply::Repeated { record, .. } => record,
+        };
         self.current_task_message(&record).await
     }
 
-    pub(crate) async fn call_for_record(
+    /// `goal_update_of` is the caller of a goal update, which waits its turn; what ends the attempt waits for nothing.
+    async fn call_with_lease<V: AgentVerb>(
         &self,
         who: &Principal,
         lease: LeaseReference,
-        verb: AgentLeaseVerb,
-    ) -> Result<Arc<TaskRecord>, ApiFault> {
-        match self.call_with_lease(who, lease, verb).await? {
-            CoreReply::Task(record) | CoreReply::Repeated { record, .. } => Ok(record),
-            other => Err(unexpected_reply(Ok(other))),
-        }
+        verb: V,
+        goal_update_of: Option<TokenId>,
+    ) -> Result<AgentCallReply<V::Done>, ApiFault> {
+        let fingerprint = lease.mark.clone();
+        let call = AgentLeaseCall {
+            lease: lease.proof(who)?,
+            fingerprint,
+            verb,
+        };
+        let reply = self.dispatcher.request_with_lease(call, goal_update_of);
+        Ok(reply.await?)
     }
+}
 
-    pub(crate) async fn call_with_lease(
-        &self,
-        who: &Principal,
-        lease: LeaseReference,
-        verb: AgentLeaseVerb,
-    ) -> Result<CoreReply, ApiFault> {
-        let agent = agent_of(who)?;
-        // What ends the attempt or renews it waits for nothing.
-        let word = match &verb {
-            AgentLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => {
-                Some(who.token)
-            }
-            AgentLeaseVerb::Goal(GoalReport::Block(_))
-            | AgentLeaseVerb::Renew
-            | AgentLeaseVerb::Release { .. }
-            | AgentLeaseVerb::Complete(..)
-            | AgentLeaseVerb::Fail(_)
-            | AgentLeaseVerb::Cancel { .. } => None,
-        };
-        let call = move |request| {
-            CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
-                request,
-                agent,
-                task: lease.task,
-                attempt: lease.attempt,
-                proof: lease.proof,
-                fingerprint: lease.mark,
-                verb,
-                stored_progress: Ok(None),
-                finished: None,
-            }))
-        };
-        Ok(self.dispatcher.request_with_lease(call, word).await?)
+impl LeaseReference {
+    fn proof(self, who: &Principal) -> Result<AgentLeaseProof, ApiFault> {
+        Ok(AgentLeaseProof {
+            agent: agent_of(who)?,
+            task: self.task,
+            attempt: self.attempt,
+            token: self.proof,
+        })
     }
 }
 

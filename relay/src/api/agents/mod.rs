@@ -7,9 +7,10 @@ pub(crate) mod lease_call;
 
 use std::sync::Arc;
 
+use baton_core::commands::{AgentCaller, ClaimTask, PickUpTask, StartTask};
 use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::command::{AgentPrincipal, CoreCommand};
-use baton_core::io::effects::{AgentLeaseGrant, CoreReply};
+use baton_core::io::command::AgentPrincipal;
+use baton_core::io::effects::AgentLeaseGrant;
 use baton_core::io::rejection::Rejection;
 use baton_core::record::{CallFingerprint, TaskRecord};
 use baton_proto::v1;
@@ -20,8 +21,8 @@ use super::error::fault::ApiFault;
 use super::request::validate;
 use super::request::validate::{InvalidReason, ValidationResult, invalid_field};
 use super::request::{caller_trace, limits};
+use super::tasks::submission_digest;
 use super::tasks::submit::CheckedSubmission;
-use super::tasks::{submission_digest, unexpected_reply};
 use super::wire::task;
 use super::wire::task::TaskDetail;
 use super::{Api, optional_reason, run_unary};
@@ -143,21 +144,23 @@ impl Api {
                 return Ok(v1::StartResponse { grant });
             }
         };
-        let start = move |submit| CoreCommand::Start {
+        let start = |submit| StartTask {
             submit,
-            agent: agent.clone(),
-            fingerprint: mark.clone(),
+            caller: AgentCaller {
+                agent: agent.clone(),
+                fingerprint: mark.clone(),
+            },
         };
         let outcome = self.submit_with_retry(&spec, digest, start).await;
         let key = spec.idempotency_key.clone();
         match outcome {
-            Ok(CoreReply::Granted(Some(grant))) => Ok(v1::StartResponse {
+            Ok(grant) => Ok(v1::StartResponse {
                 grant: Some(self.grant_message(&grant).await?),
             }),
             Err(RequestRefusal::Rejected(Rejection::AlreadyTaken)) => {
                 Err(self.started_by_fault(&who, key.unwrap_or_default()).await)
             }
-            other => Err(unexpected_reply(other)),
+            Err(refusal) => Err(refusal.into()),
         }
     }
 
@@ -183,20 +186,17 @@ impl Api {
         mark: Option<Box<CallFingerprint>>,
         task: Option<TaskId>,
     ) -> Result<Option<v1::AgentGrant>, ApiFault> {
-        let claim = move |request| CoreCommand::Claim {
-            request,
+        let caller = AgentCaller {
             agent,
             fingerprint: mark,
-            task,
-            finished: None,
         };
-        match self.dispatcher.request(claim).await {
-            Ok(CoreReply::Granted(None)) => Ok(None),
-            Ok(CoreReply::Granted(Some(grant))) => Ok(Some(self.grant_message(&grant).await?)),
+        match self.dispatcher.request(ClaimTask { caller, task }).await {
+            Ok(None) => Ok(None),
+            Ok(Some(grant)) => Ok(Some(self.grant_message(&grant).await?)),
             Err(RequestRefusal::Rejected(Rejection::AlreadyTaken)) => {
                 Err(self.taken_by_fault(who, task).await)
             }
-            other => Err(unexpected_reply(other)),
+            Err(refusal) => Err(refusal.into()),
         }
     }
 
@@ -213,24 +213,24 @@ impl Api {
             "" => None,
             id => Some(validate::id("attempt_id", id)?),
         };
-        let mark = call?.map(Box::new);
-        let pick_up = move |request| CoreCommand::PickUp {
-            request,
+        let caller = AgentCaller {
             agent,
-            fingerprint: mark,
+            fingerprint: call?.map(Box::new),
+        };
+        let pick_up = PickUpTask {
+            caller,
             task,
             attempt,
             reason,
-            finished: None,
         };
         match self.dispatcher.request(pick_up).await {
-            Ok(CoreReply::Granted(Some(grant))) => Ok(v1::PickUpResponse {
+            Ok(grant) => Ok(v1::PickUpResponse {
                 grant: Some(self.grant_message(&grant).await?),
             }),
             Err(RequestRefusal::Rejected(Rejection::HandedOff)) => {
                 Err(self.resumed_by_fault(&who, task, attempt).await)
             }
-            other => Err(unexpected_reply(other)),
+            Err(refusal) => Err(refusal.into()),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
 
-use baton_validation::{UnmetRequirement, summarize_unmet};
 use baton_core::io::rejection::Rejection;
 use baton_core::record::InputDecision;
 use baton_core::time::WallTime;
 use baton_proto::ShortName;
+use baton_validation::{UnmetRequirement, summarize_unmet};
 
 use crate::api::request::validate::InvalidField;
 use crate::api::wire::{enums, timestamp};

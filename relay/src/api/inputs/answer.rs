@@ -1,7 +1,7 @@
 //! An answer to an input: whether it fits what was asked, what is kept of it, and who was quicker.
 
+use baton_core::commands::AnswerInput;
 use baton_core::ids::{AttemptId, InputId, TaskId};
-use baton_core::io::command::CoreCommand;
 use baton_core::io::rejection::Rejection;
 use baton_core::record::{AttemptRecord, InputDecision, InputKind, InputRecord, TaskRecord};
 use baton_proto::v1;
@@ -15,6 +15,7 @@ use crate::api::request::validate;
 use crate::api::request::validate::{InvalidReason, ValidationResult, invalid_field};
 use crate::api::{Api, actor};
 use crate::auth::Principal;
+use crate::dispatcher::RequestRefusal;
 
 impl Api {
     pub(crate) async fn answer_input(
@@ -33,18 +34,16 @@ impl Api {
         refuse_mismatched(&given, waiting)?;
         let already_answered = waiting.state.answer().is_some();
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let ask = move |request| CoreCommand::Answer {
-            request,
+        let answer = AnswerInput {
             tenant,
             task,
             input,
             by,
             decision,
             payload: payload.into(),
-            finished: None,
         };
-        let after = match self.request_task(ask).await {
-            Err(ApiFault::Refused(Rejection::AnswerConflict)) => {
+        let after = match self.dispatcher.request(answer).await {
+            Err(RequestRefusal::Rejected(Rejection::AnswerConflict)) => {
                 return Err(self.answered_otherwise_fault(&who, task, input).await);
             }
             after => after?,

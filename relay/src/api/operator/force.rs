@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use baton_core::goal::completion_contract;
 use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::command::CoreCommand;
 use baton_core::io::rejection::Rejection;
 use baton_core::operator::task_operation::{OperateTask, TaskOperation};
 use baton_proto::v1::bulk_force_result::Result as RowResult;
@@ -161,32 +160,27 @@ impl Api {
         reason: Arc<str>,
         verb: TaskOperation,
     ) -> Result<v1::Task, ApiFault> {
-        let record = self
-            .request_task(operator_request(who, task, reason, verb))
-            .await?;
-        self.current_task_message(&record).await
+        let operate = operate_command(who, task, reason, verb);
+        let operated = self.dispatcher.request(operate).await?;
+        self.current_task_message(&operated.record).await
     }
 }
 
 /// The same for everybody who has a verb. The audit is the core's; the log tells the relay's keeper what was asked, without results.
-pub(crate) fn operator_request(
+pub(crate) fn operate_command(
     who: &Principal,
     task: TaskId,
     reason: Arc<str>,
     verb: TaskOperation,
-) -> impl FnOnce(baton_core::ids::RequestId) -> CoreCommand + Send + 'static {
+) -> OperateTask {
     let (tenant, by) = (who.tenant.clone(), actor(who));
     tracing::info!(task_id = %task, by = %by.name, %reason, verb = verb.name(), "an operator's verb");
-    move |request| {
-        CoreCommand::Operate(Box::new(OperateTask {
-            request,
-            tenant,
-            task,
-            by,
-            reason,
-            operation: verb,
-            finished: None,
-        }))
+    OperateTask {
+        tenant,
+        task,
+        by,
+        reason,
+        operation: verb,
     }
 }
 

@@ -1,8 +1,8 @@
 //! One task in full, for whoever has to decide about it: what is armed, what looks wrong, and what to do next, in words.
 
+use baton_core::commands::InspectTask;
 use baton_core::ids::TaskId;
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::{CoreReply, DeadlineView, PauseLevel, TaskView, WaitReason};
+use baton_core::io::effects::{DeadlineView, PauseLevel, TaskView, WaitReason};
 use baton_core::record::{AttentionCause, RejectCode, TaskRecord, TaskState};
 use baton_core::task::diagnosis;
 use baton_core::task::diagnosis::{DiagnosisFacts, TaskDiagnosis, TaskProblem};
@@ -13,7 +13,6 @@ use crate::api::Api;
 use crate::api::error::fault::ApiFault;
 use crate::api::inputs::view;
 use crate::api::request::validate;
-use crate::api::tasks::unexpected_reply;
 use crate::api::wire::event;
 use crate::api::wire::task;
 use crate::api::wire::task::TaskDetail;
@@ -32,13 +31,8 @@ impl Api {
     ) -> Result<v1::InspectResponse, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let tenant = who.tenant.clone();
-        let ask = move |request| CoreCommand::Inspect {
-            request,
-            tenant,
-            task,
-        };
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Inspected(mut view)) => {
+        match self.dispatcher.request(InspectTask { tenant, task }).await {
+            Ok(mut view) => {
                 let gap = self.record_diagnoses(&view.record);
                 let gap = gap
                     .into_iter()
@@ -62,7 +56,7 @@ impl Api {
                     diagnoses,
                 }))
             }
-            other => Err(unexpected_reply(other)),
+            Err(refusal) => Err(refusal.into()),
         }
     }
 

@@ -11,16 +11,14 @@ pub(crate) mod pause;
 pub(crate) mod profiles;
 pub(crate) mod tokens;
 
+use baton_core::commands::ReleaseInherited;
 use baton_core::ids::TenantScope;
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::CoreReply;
 use baton_proto::v1;
 use baton_proto::v1::operator_server::Operator;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::error::fault::ApiFault;
 use super::request::streams::ResponseStream;
-use super::tasks::unexpected_reply;
 use super::{Api, actor, required_reason, run_unary};
 use crate::auth::Principal;
 
@@ -217,18 +215,10 @@ impl Api {
         let reason = required_reason(&request.reason)?;
         require_all_tenants(&who)?;
         let (by, why) = (actor(&who), reason.clone());
-        let ask = move |request| CoreCommand::ReleaseInherited {
-            request,
-            by,
-            reason,
-        };
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Released { tasks }) => {
-                tracing::warn!(by = %who.name, reason = %why, tasks, "inherited tasks were released");
-                Ok(v1::ReleaseInheritedResponse { released: tasks })
-            }
-            other => Err(unexpected_reply(other)),
-        }
+        let release = ReleaseInherited { by, reason };
+        let tasks = self.dispatcher.request(release).await?;
+        tracing::warn!(by = %who.name, reason = %why, tasks, "inherited tasks were released");
+        Ok(v1::ReleaseInheritedResponse { released: tasks })
     }
 }
 

@@ -1,23 +1,23 @@
 //! Pauses of tasks, tenants and all dispatching, and how the scheduler stands.
 
-use baton_core::ids::{RequestId, TaskId, TenantId, TenantScope};
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::{CoreReply, SchedulerView};
+use baton_core::commands::{PauseOutcome, PauseScheduler, ReadSchedulerStatus, UnpauseScheduler};
+use baton_core::ids::{TaskId, TenantId, TenantScope};
+use baton_core::io::effects::SchedulerView;
 use baton_core::io::rejection::Rejection;
 use baton_core::operator::task_operation::TaskOperation;
 use baton_core::record::PauseChange;
 use baton_proto::v1;
 
-use super::force::operator_request;
+use super::force::operate_command;
 use super::require_all_tenants;
 use super::tokens::scope_text;
 use crate::api::error::fault::ApiFault;
 use crate::api::request::validate;
 use crate::api::request::validate::{InvalidReason, invalid_field};
-use crate::api::tasks::unexpected_reply;
 use crate::api::wire::timestamp;
 use crate::api::{Api, actor, optional_reason, required_reason};
 use crate::auth::{AuthFault, Principal, Role};
+use crate::dispatcher::RequestRefusal;
 
 impl Api {
     pub(crate) async fn handle_pause(
@@ -30,23 +30,23 @@ impl Api {
         let scope = match validate::present("target", request.target)? {
             Target::TaskId(id) => {
                 let task: TaskId = validate::id("task_id", &id)?;
-                let ask = operator_request(&who, task, reason, TaskOperation::Pause);
-                let already_paused = !self.request_change(ask).await?;
-                return Ok(v1::PauseResponse { already_paused });
+                let pause = operate_command(&who, task, reason, TaskOperation::Pause);
+                let paused = self.dispatcher.request(pause).await?;
+                return Ok(v1::PauseResponse {
+                    already_paused: !paused.changed,
+                });
             }
             Target::Tenant(name) => one_tenant_scope(&who, &name)?,
             Target::Scheduler(all) => all_tenants_scope(&who, all)?,
         };
         let by = actor(&who);
         tracing::warn!(by = %by.name, %reason, scope = %scope_text(&scope), "dispatching is paused");
-        let ask = move |request| CoreCommand::PauseScheduler {
-            request,
-            scope,
-            by,
-            reason,
-        };
-        let already_paused = !self.request_change(ask).await?;
-        Ok(v1::PauseResponse { already_paused })
+        let outcome = self
+            .dispatcher
+            .request(PauseScheduler { scope, by, reason });
+        Ok(v1::PauseResponse {
+            already_paused: outcome.await? == PauseOutcome::AlreadyPaused,
+        })
     }
 
     pub(crate) async fn handle_unpause(
@@ -60,8 +60,8 @@ impl Api {
             Target::TaskId(id) => {
                 let task: TaskId = validate::id("task_id", &id)?;
                 let reason = reason.unwrap_or_default();
-                self.request_change(operator_request(&who, task, reason, TaskOperation::Unpause))
-                    .await
+                let unpause = operate_command(&who, task, reason, TaskOperation::Unpause);
+                self.dispatcher.request(unpause).await.map(|_| ())
             }
             Target::Tenant(name) => {
                 self.unpause_scope(&who, one_tenant_scope(&who, &name)?, reason)
@@ -74,8 +74,9 @@ impl Api {
         };
         // Idempotent: what is not paused is as it should be.
         let was_paused = match outcome {
-            Err(ApiFault::Refused(Rejection::NotPaused)) => false,
-            other => other?,
+            Err(RequestRefusal::Rejected(Rejection::NotPaused)) => false,
+            Err(refusal) => return Err(refusal.into()),
+            Ok(()) => true,
         };
         Ok(v1::UnpauseResponse { was_paused })
     }
@@ -85,16 +86,11 @@ impl Api {
         who: &Principal,
         scope: TenantScope,
         reason: Option<std::sync::Arc<str>>,
-    ) -> Result<bool, ApiFault> {
+    ) -> Result<(), RequestRefusal> {
         let by = actor(who);
         tracing::warn!(by = %by.name, scope = %scope_text(&scope), "a pause of dispatching ends");
-        let ask = move |request| CoreCommand::UnpauseScheduler {
-            request,
-            scope,
-            by,
-            reason,
-        };
-        self.request_change(ask).await
+        let unpause = UnpauseScheduler { scope, by, reason };
+        self.dispatcher.request(unpause).await
     }
 
     pub(crate) async fn handle_scheduler_status(
@@ -102,23 +98,11 @@ impl Api {
         who: Principal,
     ) -> Result<v1::SchedulerStatusResponse, ApiFault> {
         let scope = who.scope.clone();
-        let ask = move |request| CoreCommand::SchedulerStatus { request, scope };
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Scheduler(view)) => Ok(scheduler_message(*view)),
-            other => Err(unexpected_reply(other)),
-        }
-    }
-
-    /// False where it was so before.
-    async fn request_change(
-        &self,
-        ask: impl FnOnce(RequestId) -> CoreCommand + Send + 'static,
-    ) -> Result<bool, ApiFault> {
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Done | CoreReply::Task(_)) => Ok(true),
-            Ok(CoreReply::Already) => Ok(false),
-            other => Err(unexpected_reply(other)),
-        }
+        let view = self
+            .dispatcher
+            .request(ReadSchedulerStatus { scope })
+            .await?;
+        Ok(scheduler_message(*view))
     }
 }
 

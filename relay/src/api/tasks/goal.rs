@@ -6,11 +6,12 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use baton_core::StoredTasks;
+use baton_core::commands::{
+    BlockTask, BlockedTask, ListParkedTasks, ResumeTask, UpdateProgress, UpdatedProgress,
+};
 use baton_core::goal::parked_tasks::ParkedListCursor;
 use baton_core::goal::progress::{BlockDraft, SanitizedText};
 use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::CoreReply;
 use baton_core::io::rejection::Rejection;
 use baton_core::record::{
     AttemptRecord, AttentionCause, ProgressRecord, ResumeInstructions, TaskRecord,
@@ -20,7 +21,6 @@ use baton_core::time::WallTime;
 use baton_proto::v1;
 use uuid::Uuid;
 
-use super::unexpected_reply;
 use crate::api::error::fault::ApiFault;
 use crate::api::request::limits;
 use crate::api::request::limits::TextLimit;
@@ -49,16 +49,14 @@ impl Api {
         self.check_disk_space()?;
         let update = SanitizedText::new(goal::progress_from_wire(update));
         let tenant = who.tenant.clone();
-        let add = move |request| CoreCommand::UpdateProgress {
-            request,
+        let add = UpdateProgress {
             tenant,
             task,
             update: Box::new(update),
-            stored_progress: Ok(None),
-            finished: None,
         };
-        let said = self.dispatcher.request_goal_update(add, who.token).await;
-        let task = self.task_after_progress(said).await?;
+        let updated = self.dispatcher.request_goal_update(add, who.token).await?;
+        let UpdatedProgress { record, progress } = updated;
+        let task = self.task_after_progress(&record, Some(progress)).await?;
         Ok(v1::UpdateProgressResponse { task: Some(task) })
     }
 
@@ -76,36 +74,28 @@ impl Api {
             checkpoint: None,
         });
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let block = move |request| CoreCommand::Block {
-            request,
+        let block = BlockTask {
             tenant,
             task,
             by,
             block: Box::new(block),
-            stored_progress: Ok(None),
-            finished: None,
         };
-        let task = self
-            .task_after_progress(self.dispatcher.request(block).await)
-            .await?;
+        let BlockedTask { record, progress } = self.dispatcher.request(block).await?;
+        let task = self.task_after_progress(&record, progress).await?;
         Ok(v1::BlockTaskResponse { task: Some(task) })
     }
 
-    /// Shows the task after a change of its goal.
+    /// Shows the task after a change of its goal. Progress that cannot be read is left out.
     async fn task_after_progress(
         &self,
-        said: Result<CoreReply, RequestRefusal>,
+        record: &TaskRecord,
+        progress: Option<Arc<ProgressRecord>>,
     ) -> Result<v1::Task, ApiFault> {
-        match said {
-            Ok(CoreReply::Progressed { record, progress }) => {
-                let mut task = self.current_task_message(&record).await?;
-                task.progress = Some(goal::progress(&progress, record.checkpoint_count));
-                Ok(task)
-            }
-            // What is stored of its progress cannot be read, and it is blocked all the same.
-            Ok(CoreReply::Task(record)) => self.current_task_message(&record).await,
-            other => Err(unexpected_reply(other)),
+        let mut task = self.current_task_message(record).await?;
+        if let Some(progress) = progress {
+            task.progress = Some(goal::progress(&progress, record.checkpoint_count));
         }
+        Ok(task)
     }
 
     pub(crate) async fn resume_task(
@@ -120,20 +110,18 @@ impl Api {
             attempt => Some(validate::id("attempt_id", attempt)?),
         };
         let tenant = who.tenant.clone();
-        let resume = move |request| CoreCommand::Resume {
-            request,
+        let resume = ResumeTask {
             tenant,
             task,
             resume,
             attempt,
-            finished: None,
         };
         let record = match self.dispatcher.request(resume).await {
-            Ok(CoreReply::Task(record)) => record,
+            Ok(record) => record,
             Err(RequestRefusal::Rejected(Rejection::HandedOff)) => {
                 return Err(self.resumed_by_fault(&who, task, attempt).await);
             }
-            other => return Err(unexpected_reply(other)),
+            Err(refusal) => return Err(refusal.into()),
         };
         let task = self.current_task_message(&record).await?;
         Ok(v1::ResumeTaskResponse {
@@ -188,18 +176,14 @@ impl Api {
             .transpose()?;
         let tenant = who.tenant.clone();
         // One more than the page shows whether there is a next one.
-        let list = move |request| CoreCommand::ListParked {
-            request,
+        let list = ListParkedTasks {
             tenant,
             causes,
             agent_scope,
             after,
             limit: size + 1,
         };
-        let found = match self.dispatcher.request(list).await {
-            Ok(CoreReply::Parked(found)) => found,
-            other => return Err(unexpected_reply(other)),
-        };
+        let found = self.dispatcher.request(list).await?;
         let rows = self
             .read_store(move |reader| load_progress(found, reader))
             .await?;

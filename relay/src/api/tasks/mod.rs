@@ -9,9 +9,9 @@ pub(crate) mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_core::commands::{CancelTask, SubmitTask, SubmittedTask};
 use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::command::{CoreCommand, SubmitTask};
-use baton_core::io::effects::CoreReply;
+use baton_core::io::command::Command;
 use baton_core::io::rejection::Rejection;
 use baton_core::record::TaskRecord;
 use baton_core::task::spec::TaskSpec;
@@ -166,13 +166,8 @@ impl Api {
                 return self.existing_task_response(&who, task).await;
             }
         };
-        let reply = self
-            .submit_with_retry(&spec, digest, CoreCommand::Submit)
-            .await;
-        let (record, created) = match reply {
-            Ok(CoreReply::Submitted { record, created }) => (record, created),
-            other => return Err(unexpected_reply(other)),
-        };
+        let submitted = self.submit_with_retry(&spec, digest, |submit| submit);
+        let SubmittedTask { record, created } = submitted.await?;
         let spec = if created {
             spec
         } else {
@@ -243,26 +238,17 @@ impl Api {
     }
 
     /// Waits briefly where the queues are full, then lets the refusal stand.
-    pub(super) async fn submit_with_retry(
+    pub(super) async fn submit_with_retry<C: Command>(
         &self,
         spec: &Arc<TaskSpec>,
         digest: [u8; 32],
-        ask: impl Fn(SubmitTask) -> CoreCommand + Clone + Send + 'static,
-    ) -> Result<CoreReply, RequestRefusal> {
+        command: impl Fn(SubmitTask) -> C,
+    ) -> Result<C::Reply, RequestRefusal> {
         let kept = self.dispatcher.store_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
             let (spec, task) = (spec.clone(), TaskId(self.ids.next_id()));
-            let ask = ask.clone();
-            let submit = move |request| {
-                ask(SubmitTask {
-                    request,
-                    task,
-                    spec,
-                    digest,
-                    prior_submission: Ok(None),
-                })
-            };
+            let submit = command(SubmitTask { task, spec, digest });
             match self
                 .dispatcher
                 .request_with_body(submit, kept.clone())
@@ -401,35 +387,18 @@ impl Api {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let reason = optional_reason(request.reason)?;
         let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let cancel = move |request| CoreCommand::Cancel {
-            request,
+        let cancel = CancelTask {
             tenant,
             task,
             by,
             reason,
-            finished: None,
         };
-        let (record, already_finished) = match self.dispatcher.request(cancel).await {
-            Ok(CoreReply::Task(record)) => (record, false),
-            Ok(CoreReply::Finished(record)) => (record, true),
-            other => return Err(unexpected_reply(other)),
-        };
-        let task = self.current_task_message(&record).await?;
+        let canceled = self.dispatcher.request(cancel).await?;
+        let task = self.current_task_message(&canceled.record).await?;
         Ok(v1::CancelTaskResponse {
             task: Some(task),
-            already_finished,
+            already_finished: canceled.already_finished,
         })
-    }
-
-    /// Asks for a change of one task and waits for the task after it.
-    pub(super) async fn request_task(
-        &self,
-        ask: impl FnOnce(baton_core::ids::RequestId) -> CoreCommand + Send + 'static,
-    ) -> Result<Arc<TaskRecord>, ApiFault> {
-        match self.dispatcher.request(ask).await {
-            Ok(CoreReply::Task(record)) => Ok(record),
-            other => Err(unexpected_reply(other)),
-        }
     }
 
     pub(super) async fn current_task_message(
@@ -444,17 +413,6 @@ impl Api {
         let mut task = task::task_message(&spec, record, &self.config, TaskDetail::AllAttempts);
         self.fill_output(&mut task);
         Ok(task)
-    }
-}
-
-/// A reply of another kind than was asked for is the relay's own fault.
-pub(super) fn unexpected_reply(outcome: Result<CoreReply, RequestRefusal>) -> ApiFault {
-    match outcome {
-        Err(refusal) => refusal.into(),
-        Ok(reply) => {
-            tracing::error!(?reply, "the core gave a reply of the wrong kind");
-            ApiFault::Internal
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
 
-use baton_core::io::command::LossReason;
+use baton_core::io::session_input::LossReason;
 use baton_core::record::{
     AttemptStateKind, AttentionCause, EndedBy, InputDecision, LifecyclePhase, TaskState,
     TerminationReceipt, TimerKind,

@@ -3,7 +3,6 @@
 //! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
 //! refused as not built instead.
 
-use baton_validation::limits::MAX_FILE_BYTES;
 use baton_core::attempt::deadline_profile;
 use baton_core::config::Config;
 use baton_core::ids::DaemonId;
@@ -13,6 +12,7 @@ use baton_core::task::spec::{
     RequestedProfile, RequiredArtifact, RetryPolicy, TaskSpec, TurnKind, WorkspaceSpec,
 };
 use baton_proto::{TraceParent, v1};
+use baton_validation::limits::MAX_FILE_BYTES;
 
 use crate::api::error::fault::{ApiFault, EntityKind};
 use crate::api::request::limits;

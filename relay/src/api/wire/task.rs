@@ -197,14 +197,8 @@ pub(crate) fn attempt_message(
         failure_code: end.and_then(failure_code).unwrap_or_default(),
         retryable: end.is_some_and(|end| end.retryable),
         retry_safe: attempt.retry_safe,
-        message: end
-            .and_then(|end| end.message.as_deref())
-            .unwrap_or_default()
-            .to_owned(),
-        user_message: end
-            .and_then(|end| end.user_message.as_deref())
-            .unwrap_or_default()
-            .to_owned(),
+        message: text_or_empty(end.and_then(|end| end.message.as_deref())),
+        user_message: text_or_empty(end.and_then(|end| end.user_message.as_deref())),
         ended_by: end.map_or(0, |end| enums::ended_by(end.ended_by).into()),
         exit_code: exit_code(end),
         signal: exit_signal(end),
@@ -235,11 +229,7 @@ pub(crate) fn attempt_message(
             .map(|id| id.to_string())
             .unwrap_or_default(),
         traceparent: traceparent(record, attempt.span_id),
-        agent_session_id: attempt
-            .agent_session_id
-            .as_deref()
-            .unwrap_or_default()
-            .to_owned(),
+        agent_session_id: text_or_empty(attempt.agent_session_id.as_deref()),
         pid: None,
         open_tools: attempt.open_tools.iter().map(open_tool).collect(),
         open_input_ids: open_input_ids(attempt),
@@ -247,16 +237,16 @@ pub(crate) fn attempt_message(
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| enums::timer(timer).into()),
         artifacts: artifacts(spec, attempt),
         resume_fallback: attempt.fresh_conversation,
-        handed_off_to: attempt
-            .handed_off_to
-            .as_deref()
-            .unwrap_or_default()
-            .to_owned(),
+        handed_off_to: text_or_empty(attempt.handed_off_to.as_deref()),
         stderr_tail: String::new(),
         cause_phase: end
             .and_then(|end| end.cause_phase)
             .map_or(0, |p| enums::phase(p).into()),
     }
+}
+
+fn text_or_empty(text: Option<&str>) -> String {
+    text.unwrap_or_default().to_owned()
 }
 
 fn workspace(left: &WorkspaceReport) -> v1::WorkspaceReport {

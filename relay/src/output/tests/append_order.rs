@@ -76,6 +76,10 @@ async fn only_output_that_continues_at_the_end_is_accepted() {
         Err(OutputSyncError::NotAccepted { end: 40 })
     );
     within(log.wait_durable(id, 40)).await.unwrap();
+    assert_cut_output(&log, id);
+}
+
+fn assert_cut_output(log: &OutputLog, id: Uuid) {
     let end = OutputEnd {
         end: 40,
         durable: 40,
@@ -85,12 +89,8 @@ async fn only_output_that_continues_at_the_end_is_accepted() {
         sealed: false,
     };
     assert_eq!(log.end(id), Some(end));
-    assert_eq!(read_all(&log, id), (40, vec![(20, 30, "daemon_overflow")]));
-    assert_eq!(
-        log.read(id, 40, 10).unwrap(),
-        vec![],
-        "nothing more is stored"
-    );
+    assert_eq!(read_all(log, id), (40, vec![(20, 30, "daemon_overflow")]));
+    assert_eq!(log.read(id, 40, 10).unwrap(), vec![], "nothing more yet");
     assert!(matches!(
         log.read(attempt(2), 0, 10),
         Err(OutputReadError::Unknown)

@@ -13,7 +13,7 @@ use baton_core::goal::completion_contract::FoundArtifact;
 use baton_core::goal::progress;
 use baton_core::goal::progress::{GoalReport, SanitizedText};
 use baton_core::ids::{AttemptId, Incarnation, InputId, TaskId};
-use baton_core::io::command::{
+use baton_core::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, FrameBody, FrameRef, LeaseToken, MachineLoad,
     ProcessTermination,
 };

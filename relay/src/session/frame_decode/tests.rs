@@ -5,17 +5,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_core::commands::SubmitTask;
 use baton_core::config::Config;
 use baton_core::ids::{
-    DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantScope, TokenId,
+    DaemonId, InstanceId, RelayEpoch, SessionId, TenantId, TenantScope, TokenId,
 };
-use baton_core::io::command::{
-    AttemptFrame, CoreCommand, DaemonHello, HeartbeatMessage, SubmitTask,
-};
+use baton_core::io::command::CoreInput;
 use baton_core::io::effects::{AttemptDispatch, DaemonMessage, Delivery, Effects, RecordChange};
+use baton_core::io::session_input::{AttemptFrame, DaemonHello, HeartbeatMessage, SessionInput};
+use baton_core::io::stored_lookup::{FinishedTask, RemovableTask};
 use baton_core::record::{DaemonPlatform, FenceRecord, TaskRecord};
+use baton_core::record::{IdempotencyRecord, ProgressRecord};
 use baton_core::time::{ClockReading, IdSource, MonotonicTime};
 use baton_core::{Core, RecoveredState};
+use baton_core::{StoredLookup, StoredTasks};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
@@ -66,7 +69,8 @@ impl DecoderFixture {
         let hello = Box::new(hello());
         let session = SESSION;
         core.handle(
-            CoreCommand::SessionOpened { session, hello },
+            SessionInput::Opened { session, hello }.into(),
+            &EmptyStore,
             now,
             &mut id_source,
         );
@@ -81,18 +85,18 @@ impl DecoderFixture {
             load: None,
         };
         core.handle(
-            CoreCommand::Heartbeat { session, heartbeat },
+            SessionInput::Heartbeat { session, heartbeat }.into(),
+            &EmptyStore,
             now,
             &mut id_source,
         );
-        let submit = CoreCommand::Submit(SubmitTask {
-            request: RequestId(1),
+        let submit = SubmitTask {
             task: TaskId(Uuid::from_u128(500)),
             spec: Arc::new(task_spec()),
             digest: [1; 32],
-            prior_submission: Ok(None),
-        });
-        let effects = core.handle(submit, now, &mut id_source);
+        };
+        let submit = CoreInput::command(submit, |_| ());
+        let effects = core.handle(submit, &EmptyStore, now, &mut id_source);
         let dispatch = dispatch_in(effects).expect("the daemon has room");
         let mut fixture = Self {
             core,
@@ -142,12 +146,37 @@ impl DecoderFixture {
             proof: proof(&frame),
             body,
             workspace,
-            finished: None,
-            stored_progress: Ok(None),
         };
-        let input = CoreCommand::Frame(Box::new(frame));
-        let effects = self.core.handle(input, self.now, &mut self.id_source);
+        let input = SessionInput::Frame(Box::new(frame));
+        let effects = self
+            .core
+            .handle(input.into(), &EmptyStore, self.now, &mut self.id_source);
         Ok((control_seq, effects))
+    }
+}
+
+/// A store without a record.
+struct EmptyStore;
+
+impl StoredTasks for EmptyStore {
+    fn finished(&self, _: &TenantId, _: TaskId) -> Option<FinishedTask> {
+        None
+    }
+
+    fn finished_in_scope(&self, _: &TenantScope, _: TaskId) -> Option<FinishedTask> {
+        None
+    }
+
+    fn removable(&self, _: &TenantId, _: TaskId) -> Option<RemovableTask> {
+        None
+    }
+
+    fn idempotency(&self, _: &TenantId, _: &str) -> StoredLookup<IdempotencyRecord> {
+        Ok(None)
+    }
+
+    fn progress(&self, _: &TenantId, _: TaskId) -> StoredLookup<Arc<ProgressRecord>> {
+        Ok(None)
     }
 }
 

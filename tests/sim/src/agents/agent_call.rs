@@ -3,19 +3,25 @@
 
 use std::sync::Arc;
 
-use baton_core::goal::progress::GoalReport;
-use baton_core::ids::{AttemptId, RequestId, TaskId};
-use baton_core::io::command::{
-    AgentLeaseCall, AgentLeaseVerb, CoreCommand, FrameRef, LeaseToken, SubmitTask,
+use baton_core::commands::{
+    AgentCaller, AgentLeaseCall, AgentLeaseProof, BlockAttempt, ClaimTask, EndAttempt, PickUpTask,
+    RenewAgentLease, ReportAttemptProgress, StartTask, SubmitTask, WriteAttemptCheckpoint,
 };
-use baton_core::io::effects::{AgentLeaseGrant, CoreReply};
+use baton_core::goal::progress::GoalReport;
+use baton_core::ids::{AttemptId, TaskId};
+use baton_core::io::command::CoreInput;
+use baton_core::io::effects::AgentLeaseGrant;
 use baton_core::io::rejection::Rejection;
+use baton_core::io::session_input::{FrameRef, LeaseToken};
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::IdSource;
 
 use crate::agents::lease_holding_agent::SimAgentLease;
+use crate::checks::agent_calls::{HandOffProbe, LeaseCallProbe, RequestProbe};
 use crate::clients::sim_clients::SimClientRequest;
 use crate::clients::task_specs::spec_digest;
+use crate::relay::relay_input::RelayInput;
+use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::{ScheduledEvent, Simulation};
 
 /// Nobody waits longer for an answer.
@@ -41,8 +47,16 @@ pub(crate) enum AgentRequest {
     LeaseCall {
         re: FrameRef,
         token: LeaseToken,
-        verb: Box<AgentLeaseVerb>,
+        verb: Box<SimLeaseVerb>,
     },
+}
+
+/// What an agent does with a lease that it holds.
+#[derive(Clone, Debug)]
+pub(crate) enum SimLeaseVerb {
+    Renew,
+    Goal(GoalReport),
+    End(EndAttempt),
 }
 
 impl PendingAgentCall {
@@ -53,7 +67,7 @@ impl PendingAgentCall {
 }
 
 fn is_renewal(wish: &AgentRequest) -> bool {
-    matches!(wish, AgentRequest::LeaseCall { verb, .. } if matches!(**verb, AgentLeaseVerb::Renew))
+    matches!(wish, AgentRequest::LeaseCall { verb, .. } if matches!(**verb, SimLeaseVerb::Renew))
 }
 
 impl Simulation {
@@ -108,69 +122,104 @@ impl Simulation {
         let Some(made) = made.filter(|_| self.relay.core.is_some()) else {
             return;
         };
-        let input = self.core_input_of(agent, RequestId(call), made.request);
+        let input = self.relay_input_of(agent, RequestId(call), made.request);
         self.track_agent_request(call, SimClientRequest::AgentCall(agent));
         self.send_agent_input(input);
     }
 
-    fn core_input_of(
+    fn relay_input_of(
         &mut self,
         agent: usize,
         request: RequestId,
         wish: AgentRequest,
-    ) -> CoreCommand {
-        let agent = self.agents[agent].agent.clone();
+    ) -> RelayInput {
+        let caller = AgentCaller {
+            agent: self.agents[agent].agent.clone(),
+            fingerprint: None,
+        };
         match wish {
-            AgentRequest::Claim(task) => CoreCommand::Claim {
-                request,
-                agent,
-                task,
-                fingerprint: None,
-                finished: None,
-            },
-            AgentRequest::Start(spec) => CoreCommand::Start {
-                submit: SubmitTask {
-                    request,
+            AgentRequest::Claim(task) => {
+                let ports = &self.relay.reply_ports;
+                let claim = ClaimTask { caller, task };
+                ports.input(request, claim, SimReply::Granted).into()
+            }
+            AgentRequest::Start(spec) => {
+                let submit = SubmitTask {
                     task: TaskId(self.id_source.new_id()),
                     digest: spec_digest(&spec),
                     spec,
-                    prior_submission: Ok(None),
-                },
-                agent,
-                fingerprint: None,
-            },
-            AgentRequest::PickUp { task, seen } => CoreCommand::PickUp {
-                request,
-                agent,
-                task,
-                attempt: seen,
-                reason: None,
-                fingerprint: None,
-                finished: None,
-            },
+                };
+                let ports = &self.relay.reply_ports;
+                let start = StartTask { submit, caller };
+                ports.input(request, start, SimReply::granted).into()
+            }
+            AgentRequest::PickUp { task, seen } => {
+                let pick_up = PickUpTask {
+                    caller,
+                    task,
+                    attempt: seen,
+                    reason: None,
+                };
+                let ports = &self.relay.reply_ports;
+                RelayInput {
+                    probe: Some(RequestProbe::HandOff(HandOffProbe {
+                        request,
+                        task,
+                        seen,
+                        is_pick_up: true,
+                    })),
+                    ..ports.input(request, pick_up, SimReply::granted).into()
+                }
+            }
             AgentRequest::LeaseCall { re, token, verb } => {
-                CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
-                    request,
-                    agent,
+                let lease = AgentLeaseProof {
+                    agent: caller.agent,
                     task: re.task,
                     attempt: re.attempt,
-                    proof: token,
-                    fingerprint: None,
-                    verb: *verb,
-                    stored_progress: Ok(None),
-                    finished: None,
-                }))
+                    token,
+                };
+                let probe = LeaseCallProbe {
+                    request,
+                    lease: lease.clone(),
+                    is_renewal: matches!(*verb, SimLeaseVerb::Renew),
+                };
+                RelayInput {
+                    probe: Some(RequestProbe::LeaseCall(probe)),
+                    ..self.lease_call_input(request, lease, *verb).into()
+                }
+            }
+        }
+    }
+
+    fn lease_call_input(
+        &self,
+        request: RequestId,
+        lease: AgentLeaseProof,
+        verb: SimLeaseVerb,
+    ) -> CoreInput {
+        let ports = &self.relay.reply_ports;
+        match verb {
+            SimLeaseVerb::Renew => ports.input(request, RenewAgentLease { lease }, SimReply::from),
+            SimLeaseVerb::Goal(GoalReport::Progress(update)) => {
+                let call = lease_call(lease, ReportAttemptProgress(update));
+                ports.input(request, call, SimReply::agent_progress)
+            }
+            SimLeaseVerb::Goal(GoalReport::Checkpoint(draft)) => {
+                let call = lease_call(lease, WriteAttemptCheckpoint(draft));
+                ports.input(request, call, SimReply::agent_checkpoint)
+            }
+            SimLeaseVerb::Goal(GoalReport::Block(block)) => {
+                let call = lease_call(lease, BlockAttempt(block));
+                ports.input(request, call, SimReply::agent_block)
+            }
+            SimLeaseVerb::End(end) => {
+                ports.input(request, lease_call(lease, end), SimReply::agent_end)
             }
         }
     }
 
     /// What the relay has acknowledged counts, whether or not anybody hears of it.
-    pub(crate) fn record_agent_reply(
-        &mut self,
-        agent: usize,
-        call: u64,
-        outcome: Result<CoreReply, Rejection>,
-    ) {
+    pub(crate) fn record_agent_reply(&mut self, agent: usize, call: u64, outcome: SimOutcome) {
         let wish = self.agents[agent]
             .pending_calls
             .get(&call)
@@ -178,17 +227,15 @@ impl Simulation {
         let picks_up = matches!(wish, Some(AgentRequest::PickUp { .. }));
         let promised = &mut self.clients.acknowledged_goals;
         match &outcome {
-            Ok(CoreReply::Granted(Some(grant))) if picks_up => {
+            Ok(SimReply::Granted(Some(grant))) if picks_up => {
                 promised.record_hand_off(&grant.record)
             }
-            Ok(CoreReply::Progressed { progress, .. }) => promised.record_progress(progress),
-            Ok(CoreReply::Task(_)) => self.counts.agent_ends += 1,
-            Ok(CoreReply::Checkpointed { checkpoint, .. }) => {
-                promised.record_checkpoint(checkpoint)
-            }
+            Ok(SimReply::Progressed { progress, .. }) => promised.record_progress(progress),
+            Ok(SimReply::Task(_)) => self.counts.agent_ends += 1,
+            Ok(SimReply::Checkpointed { checkpoint, .. }) => promised.record_checkpoint(checkpoint),
             _ => {}
         }
-        if let Ok(CoreReply::Granted(Some(grant))) = &outcome {
+        if let Ok(SimReply::Granted(Some(grant))) = &outcome {
             let attempt = grant.to.attempt;
             let first = self.dispatched.insert(attempt);
             assert!(first, "S2: {attempt} was granted twice");
@@ -199,12 +246,7 @@ impl Simulation {
     }
 
     /// The relay has answered.
-    fn send_agent_answer(
-        &mut self,
-        agent: usize,
-        call: u64,
-        outcome: Result<CoreReply, Rejection>,
-    ) {
+    fn send_agent_answer(&mut self, agent: usize, call: u64, outcome: SimOutcome) {
         if self.is_message_lost() {
             self.counts.lost_answers += 1;
             return;
@@ -244,7 +286,7 @@ impl Simulation {
         self.record_agent_answer(agent, call, &made.request, &answer);
         match made.request {
             AgentRequest::Claim(_) | AgentRequest::Start(_) | AgentRequest::PickUp { .. } => {
-                if let Ok(CoreReply::Granted(Some(grant))) = answer {
+                if let Ok(SimReply::Granted(Some(grant))) = answer {
                     self.accept_agent_grant(agent, made.sent_at, *grant);
                 }
             }
@@ -285,12 +327,12 @@ impl Simulation {
         agent: usize,
         sent_at: u64,
         attempt: AttemptId,
-        verb: &AgentLeaseVerb,
-        answer: Result<CoreReply, Rejection>,
+        verb: &SimLeaseVerb,
+        answer: SimOutcome,
     ) {
         let over = ends_attempt(verb);
         match answer {
-            Ok(CoreReply::Renewed {
+            Ok(SimReply::Renewed {
                 granted_ms,
                 cancel_requested,
                 ..
@@ -325,15 +367,19 @@ impl Simulation {
     }
 }
 
-/// Whoever says this has stopped.
-pub(crate) fn ends_attempt(verb: &AgentLeaseVerb) -> bool {
+fn lease_call<V>(lease: AgentLeaseProof, verb: V) -> AgentLeaseCall<V> {
+    AgentLeaseCall {
+        lease,
+        fingerprint: None,
+        verb,
+    }
+}
+
+/// An agent that sends this has stopped.
+pub(crate) fn ends_attempt(verb: &SimLeaseVerb) -> bool {
     match verb {
-        AgentLeaseVerb::Complete(..)
-        | AgentLeaseVerb::Fail(_)
-        | AgentLeaseVerb::Release { .. }
-        | AgentLeaseVerb::Cancel { .. }
-        | AgentLeaseVerb::Goal(GoalReport::Block(_)) => true,
-        AgentLeaseVerb::Renew
-        | AgentLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => false,
+        SimLeaseVerb::End(_) | SimLeaseVerb::Goal(GoalReport::Block(_)) => true,
+        SimLeaseVerb::Renew
+        | SimLeaseVerb::Goal(GoalReport::Progress(_) | GoalReport::Checkpoint(_)) => false,
     }
 }

@@ -7,19 +7,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_core::commands::EndAttempt;
 use baton_core::ids::{AttemptId, Incarnation, TaskId, TenantId, TokenId};
-use baton_core::io::command::{
-    AgentLeaseVerb, AgentPrincipal, CompletedBody, FrameRef, LeaseToken,
-};
-use baton_core::io::effects::CoreReply;
-use baton_core::io::rejection::Rejection;
+use baton_core::io::command::AgentPrincipal;
+use baton_core::io::session_input::{CompletedBody, FrameRef, LeaseToken};
 use baton_core::record::FailureCode;
 use baton_core::task::spec::TaskSpec;
 use uuid::Uuid;
 
+use crate::agents::agent_call::SimLeaseVerb;
 use crate::agents::agent_call::{AgentRequest, PendingAgentCall};
 use crate::checks::required_files::random_found_files;
 use crate::daemon::agent_process::{confirmed_termination, errored_body};
+use crate::relay::sim_reply::SimOutcome;
 use crate::simulation::{ScheduledEvent, Simulation};
 
 /// What it has at most at a time.
@@ -35,7 +35,7 @@ pub(crate) struct LeaseHoldingAgent {
     pub(crate) past_leases: Vec<SimAgentLease>,
     pub(crate) pending_calls: BTreeMap<u64, PendingAgentCall>,
     /// Answers on their way to it.
-    pub(crate) answers_in_flight: BTreeMap<u64, Result<CoreReply, Rejection>>,
+    pub(crate) answers_in_flight: BTreeMap<u64, SimOutcome>,
     pub(crate) asleep_until: u64,
 }
 
@@ -133,7 +133,7 @@ impl Simulation {
                 continue;
             }
             for _ in 0..=u32::from(careless && twice) {
-                let verb = Box::new(AgentLeaseVerb::Renew);
+                let verb = Box::new(SimLeaseVerb::Renew);
                 self.send_agent_call(
                     index,
                     AgentRequest::LeaseCall {
@@ -153,7 +153,7 @@ impl Simulation {
             return self.stop_and_report(
                 index,
                 grip.re.attempt,
-                AgentLeaseVerb::Cancel { reason: None },
+                SimLeaseVerb::End(EndAttempt::Cancel { reason: None }),
             );
         }
         if grip.stopped || self.healing {
@@ -161,27 +161,30 @@ impl Simulation {
             return self.stop_and_report(
                 index,
                 grip.re.attempt,
-                AgentLeaseVerb::Complete(body, None),
+                SimLeaseVerb::End(EndAttempt::Complete(body, None)),
             );
         }
         let goals = self.options.goals;
         let verb = match self.rng.below(100) {
             0..=24 if goals => return self.send_goal_update(index, &grip),
-            25..=32 if goals => AgentLeaseVerb::Goal(self.random_block("stuck")),
-            33..=40 => AgentLeaseVerb::Release { reason: None },
+            25..=32 if goals => SimLeaseVerb::Goal(self.random_block("stuck")),
+            33..=40 => SimLeaseVerb::End(EndAttempt::Release { reason: None }),
             41..=48 => {
                 let code = if self.rng.chance(50) {
                     FailureCode::AgentExit
                 } else {
                     FailureCode::ProviderAuth
                 };
-                AgentLeaseVerb::Fail(errored_body(code, confirmed_termination()))
+                SimLeaseVerb::End(EndAttempt::Fail(errored_body(
+                    code,
+                    confirmed_termination(),
+                )))
             }
-            49..=50 => AgentLeaseVerb::Cancel { reason: None },
+            49..=50 => SimLeaseVerb::End(EndAttempt::Cancel { reason: None }),
             51..=75 => {
                 let all = self.rng.chance(60);
                 let last = goals.then(|| self.random_progress());
-                AgentLeaseVerb::Complete(self.agent_result(&grip, all), last)
+                SimLeaseVerb::End(EndAttempt::Complete(self.agent_result(&grip, all), last))
             }
             _ => return,
         };
@@ -191,7 +194,7 @@ impl Simulation {
     fn send_goal_update(&mut self, index: usize, grip: &SimAgentLease) {
         let word = self.random_goal_update();
         let (re, token) = (grip.re, grip.token.clone());
-        let verb = Box::new(AgentLeaseVerb::Goal(word));
+        let verb = Box::new(SimLeaseVerb::Goal(word));
         self.send_agent_call(index, AgentRequest::LeaseCall { re, token, verb });
     }
 
@@ -206,7 +209,7 @@ impl Simulation {
     }
 
     /// First it stops, then it says so.
-    fn stop_and_report(&mut self, index: usize, attempt: AttemptId, verb: AgentLeaseVerb) {
+    fn stop_and_report(&mut self, index: usize, attempt: AttemptId, verb: SimLeaseVerb) {
         let grips = &mut self.agents[index].leases;
         let Some(grip) = grips.iter_mut().find(|grip| grip.re.attempt == attempt) else {
             return;
@@ -292,10 +295,12 @@ impl Simulation {
         let works =
             from == index && !forged && self.active_lease_expiry(re.task, re.attempt).is_some();
         let verb = match self.rng.below(6) {
-            0 if !works => AgentLeaseVerb::Complete(self.agent_result(&grip, true), None),
-            1 if !works => AgentLeaseVerb::Release { reason: None },
-            2 => AgentLeaseVerb::Goal(self.random_goal_update()),
-            _ => AgentLeaseVerb::Renew,
+            0 if !works => {
+                SimLeaseVerb::End(EndAttempt::Complete(self.agent_result(&grip, true), None))
+            }
+            1 if !works => SimLeaseVerb::End(EndAttempt::Release { reason: None }),
+            2 => SimLeaseVerb::Goal(self.random_goal_update()),
+            _ => SimLeaseVerb::Renew,
         };
         self.counts.misuses += 1;
         let verb = Box::new(verb);
@@ -354,7 +359,7 @@ impl Simulation {
             // Too late, and yet before the relay has looked: that is not in time either.
             let (grace, delay) = (self.options.grace_ms, 2 * self.options.delay_ms);
             let travel = grace + self.rng.between(1, delay + 20);
-            let verb = Box::new(AgentLeaseVerb::Renew);
+            let verb = Box::new(SimLeaseVerb::Renew);
             self.send_agent_call_try(
                 index,
                 AgentRequest::LeaseCall { re, token, verb },

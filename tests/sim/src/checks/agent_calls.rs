@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_core::commands::AgentLeaseProof;
 use baton_core::goal::parked_tasks::ParkedListCursor;
-use baton_core::ids::{AttemptId, Incarnation, RequestId, TaskId, TenantId};
-use baton_core::io::command::{AgentLeaseCall, AgentLeaseVerb, CoreCommand, LeaseToken};
-use baton_core::io::effects::{CoreReply, Delivery, Effects};
+use baton_core::ids::{AttemptId, Incarnation, TaskId, TenantId};
 use baton_core::io::rejection::Rejection;
+use baton_core::io::session_input::LeaseToken;
 use baton_core::record::{AttemptRecord, AttemptState, TaskRecord};
 
 use crate::checks::input_effects::assert_attempts_unchanged;
+use crate::clients::operators::OperationCheck;
+use crate::relay::sim_reply::{RequestId, SimDelivery, SimEffects, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
 /// What the relay granted to agents, by its own clock.
@@ -63,11 +65,35 @@ pub(crate) struct HandOffCheck {
 /// Somebody looks at what waits for a person.
 #[derive(Debug)]
 pub(crate) struct ParkedListCheck {
-    request: RequestId,
-    tenant: TenantId,
-    scope: Option<Arc<str>>,
-    after: Option<ParkedListCursor>,
-    limit: usize,
+    pub(crate) request: RequestId,
+    pub(crate) tenant: TenantId,
+    pub(crate) scope: Option<Arc<str>>,
+    pub(crate) after: Option<ParkedListCursor>,
+    pub(crate) limit: usize,
+}
+
+/// What a request is about, noted when it is sent: what is true before it is read when the relay takes it.
+#[derive(Debug)]
+pub(crate) enum RequestProbe {
+    LeaseCall(LeaseCallProbe),
+    HandOff(HandOffProbe),
+    ParkedList(ParkedListCheck),
+    Operation(OperationCheck),
+}
+
+#[derive(Debug)]
+pub(crate) struct LeaseCallProbe {
+    pub(crate) request: RequestId,
+    pub(crate) lease: AgentLeaseProof,
+    pub(crate) is_renewal: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct HandOffProbe {
+    pub(crate) request: RequestId,
+    pub(crate) task: TaskId,
+    pub(crate) seen: Option<AttemptId>,
+    pub(crate) is_pick_up: bool,
 }
 
 #[derive(Debug)]
@@ -78,69 +104,48 @@ pub(crate) enum RequestCheck {
 }
 
 impl Simulation {
-    pub(crate) fn request_check(&self, input: &CoreCommand) -> Option<RequestCheck> {
-        let record = |task: &TaskId| self.relay.store.view.record(*task).cloned();
-        Some(match input {
-            CoreCommand::AgentLeaseCall(call) => {
-                RequestCheck::LeaseCall(self.lease_call_check(call, record(&call.task)?))
+    /// None where the task is not stored yet.
+    pub(crate) fn request_check(&self, probe: RequestProbe) -> Option<RequestCheck> {
+        let record = |task: TaskId| self.relay.store.view.record(task).cloned();
+        match probe {
+            RequestProbe::LeaseCall(probe) => {
+                let task = record(probe.lease.task)?;
+                Some(RequestCheck::LeaseCall(self.lease_call_check(&probe, task)))
             }
-            CoreCommand::PickUp {
+            RequestProbe::HandOff(HandOffProbe {
                 request,
                 task,
-                attempt,
-                ..
-            } => RequestCheck::HandOff(HandOffCheck {
-                request: *request,
-                seen: *attempt,
-                is_pick_up: true,
-                task: record(task)?,
-            }),
-            CoreCommand::Resume {
+                seen,
+                is_pick_up,
+            }) => Some(RequestCheck::HandOff(HandOffCheck {
                 request,
-                task,
-                attempt,
-                ..
-            } => RequestCheck::HandOff(HandOffCheck {
-                request: *request,
-                seen: *attempt,
-                is_pick_up: false,
+                seen,
+                is_pick_up,
                 task: record(task)?,
-            }),
-            CoreCommand::ListParked {
-                request,
-                tenant,
-                agent_scope,
-                after,
-                limit,
-                ..
-            } => RequestCheck::ParkedList(ParkedListCheck {
-                request: *request,
-                tenant: tenant.clone(),
-                scope: agent_scope.clone(),
-                after: *after,
-                limit: *limit,
-            }),
-            _ => return None,
-        })
+            })),
+            RequestProbe::ParkedList(listing) => Some(RequestCheck::ParkedList(listing)),
+            RequestProbe::Operation(_) => None,
+        }
     }
 
-    fn lease_call_check(&self, call: &AgentLeaseCall, task: Arc<TaskRecord>) -> LeaseCallCheck {
-        let right = match task.attempt(call.attempt) {
-            Some(attempt) => self.caller_right(call, &task, attempt),
+    fn lease_call_check(&self, probe: &LeaseCallProbe, task: Arc<TaskRecord>) -> LeaseCallCheck {
+        let lease = &probe.lease;
+        let right = match task.attempt(lease.attempt) {
+            Some(attempt) => self.caller_right(lease, &task, attempt),
             None => CallerRight::NoRight("of no attempt"),
         };
         LeaseCallCheck {
-            request: call.request,
-            attempt: call.attempt,
+            request: probe.request,
+            attempt: lease.attempt,
             right,
-            is_renewal: matches!(call.verb, AgentLeaseVerb::Renew),
+            is_renewal: probe.is_renewal,
             task,
         }
     }
 
     fn caller_right(
         &self,
-        call: &AgentLeaseCall,
+        call: &AgentLeaseProof,
         task: &TaskRecord,
         attempt: &AttemptRecord,
     ) -> CallerRight {
@@ -148,7 +153,7 @@ impl Simulation {
         let holder = attempt.agent_holder().map(|agent| agent.token);
         if holder != Some(call.agent.token) || task.tenant != call.agent.tenant {
             CallerRight::NoRight("of another's attempt")
-        } else if token.is_none_or(|(token, _)| *token != call.proof) {
+        } else if token.is_none_or(|(token, _)| *token != call.token) {
             CallerRight::NoRight("with a wrong token")
         } else if token.is_some_and(|(_, life)| *life != self.relay.incarnation()) {
             CallerRight::NoRight("of another life of the data")
@@ -181,10 +186,10 @@ impl Simulation {
         known.map_or_else(|| self.relay.incarnation(), |(_, life)| *life)
     }
 
-    pub(crate) fn record_agent_grants(&mut self, effects: &Effects) {
+    pub(crate) fn record_agent_grants(&mut self, effects: &SimEffects) {
         for outgoing in &effects.deliveries {
-            if let Delivery::Reply {
-                outcome: Ok(CoreReply::Granted(Some(grant))),
+            if let SimDelivery::Reply {
+                outcome: Ok(SimReply::Granted(Some(grant))),
                 ..
             } = &outgoing.delivery
             {
@@ -209,7 +214,7 @@ impl Simulation {
             .insert(attempt, self.relay.stall_count);
     }
 
-    pub(crate) fn check_request(&mut self, asking: Option<&RequestCheck>, effects: &Effects) {
+    pub(crate) fn check_request(&mut self, asking: Option<&RequestCheck>, effects: &SimEffects) {
         match asking {
             Some(RequestCheck::LeaseCall(called)) => {
                 let outcome = reply_outcome(effects, called.request);
@@ -221,20 +226,15 @@ impl Simulation {
                 }
             }
             Some(RequestCheck::ParkedList(listing)) => {
-                if let Some(Ok(CoreReply::Parked(rows))) = reply_outcome(effects, listing.request) {
-                    let rows: Vec<TaskId> = rows.iter().map(|(task, _)| task.task).collect();
-                    self.check_parked_list(listing, &rows);
+                if let Some(Ok(SimReply::Parked(rows))) = reply_outcome(effects, listing.request) {
+                    self.check_parked_list(listing, rows);
                 }
             }
             None => {}
         }
     }
 
-    fn check_lease_call(
-        &mut self,
-        called: &LeaseCallCheck,
-        outcome: Option<&Result<CoreReply, Rejection>>,
-    ) {
+    fn check_lease_call(&mut self, called: &LeaseCallCheck, outcome: Option<&SimOutcome>) {
         let Some(outcome) = outcome else { return };
         let attempt = called.attempt;
         let view = &self.relay.store.view;
@@ -248,7 +248,7 @@ impl Simulation {
                 assert_task_unchanged(&called.task, &after, why);
             }
             CallerRight::EndedLease => {
-                let again = matches!(outcome, Err(_) | Ok(CoreReply::Task(_)));
+                let again = matches!(outcome, Err(_) | Ok(SimReply::Task(_)));
                 assert!(again, "S3: {attempt} is over and was heard: {outcome:?}");
                 assert_task_unchanged(&called.task, &after, "of a lease that is over");
             }
@@ -258,7 +258,7 @@ impl Simulation {
                 assert_attempts_unchanged(&called.task, &after, &other, "of another attempt");
             }
         }
-        if let Ok(CoreReply::Renewed {
+        if let Ok(SimReply::Renewed {
             granted_ms,
             cancel_requested,
             ..
@@ -276,7 +276,7 @@ impl Simulation {
         }
     }
 
-    fn check_hand_off(&mut self, asked: &HandOffCheck, outcome: &Result<CoreReply, Rejection>) {
+    fn check_hand_off(&mut self, asked: &HandOffCheck, outcome: &SimOutcome) {
         let (before, task) = (&asked.task, asked.task.task);
         let parked = before
             .newest_attempt()
@@ -375,11 +375,7 @@ impl Simulation {
     }
 }
 
-fn check_own_lease(
-    called: &LeaseCallCheck,
-    over: Option<bool>,
-    outcome: &Result<CoreReply, Rejection>,
-) {
+fn check_own_lease(called: &LeaseCallCheck, over: Option<bool>, outcome: &SimOutcome) {
     use Rejection::{
         BadProof, LeaseExpired, NotLeased, StaleIncarnation, TaskTerminal, UnknownAttempt,
         UnknownTask,
@@ -409,7 +405,7 @@ fn check_own_lease(
     if let (
         true,
         true,
-        Ok(CoreReply::Renewed {
+        Ok(SimReply::Renewed {
             cancel_requested, ..
         }),
     ) = (ends_total, cleaning, outcome)
@@ -421,16 +417,16 @@ fn check_own_lease(
     }
 }
 
-fn reply_outcome(effects: &Effects, asked: RequestId) -> Option<&Result<CoreReply, Rejection>> {
+fn reply_outcome(effects: &SimEffects, asked: RequestId) -> Option<&SimOutcome> {
     effects
         .deliveries
         .iter()
         .find_map(|outgoing| match &outgoing.delivery {
-            Delivery::Reply { request, outcome } if *request == asked => Some(outcome),
-            Delivery::Reply { .. }
-            | Delivery::ToSession { .. }
-            | Delivery::CloseSession { .. }
-            | Delivery::Published { .. } => None,
+            SimDelivery::Reply { request, outcome } if *request == asked => Some(outcome),
+            SimDelivery::Reply { .. }
+            | SimDelivery::ToSession { .. }
+            | SimDelivery::CloseSession { .. }
+            | SimDelivery::Published { .. } => None,
         })
 }
 

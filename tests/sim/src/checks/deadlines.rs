@@ -1,8 +1,9 @@
 //! Time as the relay must keep it: agents that fall silent, attempts that run too long, and leases over its own stalls.
 
 use baton_core::ids::AttemptId;
-use baton_core::io::command::CoreCommand;
+use baton_core::io::command::CoreInput;
 use baton_core::io::effects::RecordChange;
+use baton_core::io::session_input::SessionInput;
 use baton_core::record::{AttemptRecord, AttemptState, FailureCode, TaskRecord};
 
 use crate::simulation::Simulation;
@@ -13,18 +14,21 @@ const MAX_LOOP_DELAY_MS: u64 = 1_000;
 
 impl Simulation {
     /// Notes when each attempt was last heard, renewed and confirmed.
-    pub(crate) fn record_activity(&mut self, input: &CoreCommand) {
+    pub(crate) fn record_activity(&mut self, input: &CoreInput) {
         let stall = self.relay.stall_count;
+        let CoreInput::Session(input) = input else {
+            return;
+        };
         match input {
-            CoreCommand::Frame(frame) => {
+            SessionInput::Frame(frame) => {
                 self.last_activity_at
                     .insert(frame.frame_ref.attempt, self.now);
             }
-            CoreCommand::Activity(activity) => {
+            SessionInput::Activity(activity) => {
                 self.last_activity_at
                     .insert(activity.frame_ref.attempt, self.now);
             }
-            CoreCommand::Heartbeat { heartbeat, .. } => {
+            SessionInput::Heartbeat { heartbeat, .. } => {
                 for (attempt, _) in &heartbeat.renewals {
                     self.renewed_in_stall.insert(*attempt, stall);
                 }

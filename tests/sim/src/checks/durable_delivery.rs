@@ -1,30 +1,29 @@
 //! S5: whatever leaves the relay is implied by what is durable at that instant.
 
 use baton_core::ids::{AttemptId, TaskId};
-use baton_core::io::effects::{
-    CoreReply, DaemonMessage, Delivery, LeaseRenewal, SettlementVerdict,
-};
+use baton_core::io::effects::{DaemonMessage, LeaseRenewal, SettlementVerdict};
 use baton_core::io::rejection::Rejection;
 use baton_core::record::{
     AttemptRecord, AttemptState as AttemptStage, InputState, ProgressRecord, TaskRecord,
 };
 
+use crate::relay::sim_reply::{SimDelivery, SimReply};
 use crate::relay::sim_store::StoreState;
 
 /// S5: whatever is let go is implied by what is durable.
-pub(crate) fn check(durable: &StoreState, send: &Delivery, now: u64) {
+pub(crate) fn check(durable: &StoreState, send: &SimDelivery, now: u64) {
     match send {
-        Delivery::Reply {
+        SimDelivery::Reply {
             outcome:
                 Ok(
-                    CoreReply::Submitted { record, .. }
-                    | CoreReply::Task(record)
-                    | CoreReply::Finished(record),
+                    SimReply::Submitted { record, .. }
+                    | SimReply::Task(record)
+                    | SimReply::Finished(record),
                 ),
             ..
         } => check_record_durable(durable, record),
-        Delivery::Reply {
-            outcome: Ok(CoreReply::Granted(Some(grant))),
+        SimDelivery::Reply {
+            outcome: Ok(SimReply::Granted(Some(grant))),
             ..
         } => {
             check_record_durable(durable, &grant.record);
@@ -32,15 +31,15 @@ pub(crate) fn check(durable: &StoreState, send: &Delivery, now: u64) {
             let begun = stored.state != AttemptStage::Queued;
             assert!(begun, "S5: {} was granted and is not leased", stored.id);
         }
-        Delivery::Reply {
-            outcome: Ok(CoreReply::Progressed { record, progress }),
+        SimDelivery::Reply {
+            outcome: Ok(SimReply::Progressed { record, progress }),
             ..
         } => {
             check_record_durable(durable, record);
             check_progress_durable(durable, progress);
         }
-        Delivery::Reply {
-            outcome: Ok(CoreReply::Checkpointed { record, checkpoint }),
+        SimDelivery::Reply {
+            outcome: Ok(SimReply::Checkpointed { record, checkpoint }),
             ..
         } => {
             check_record_durable(durable, record);
@@ -48,9 +47,9 @@ pub(crate) fn check(durable: &StoreState, send: &Delivery, now: u64) {
             let counts = stored.is_some_and(|stored| stored.checkpoint_count >= checkpoint.number);
             assert!(counts, "S5: a checkpoint was told and is not durable");
         }
-        Delivery::Published { record, .. } => check_record_durable(durable, record),
-        Delivery::ToSession { message, .. } => check_message(durable, message, now),
-        Delivery::Reply { .. } | Delivery::CloseSession { .. } => {}
+        SimDelivery::Published { record, .. } => check_record_durable(durable, record),
+        SimDelivery::ToSession { message, .. } => check_message(durable, message, now),
+        SimDelivery::Reply { .. } | SimDelivery::CloseSession { .. } => {}
     }
 }
 

@@ -4,21 +4,22 @@
 use std::sync::Arc;
 
 use baton_core::ids::{AttemptId, DaemonId, SessionId, TaskId};
-use baton_core::io::command::{
-    ActiveAttemptState, AttemptFrame, CoreCommand, DaemonHello, FrameBody, FrameRef, OutputActivity,
-};
-use baton_core::io::effects::{
-    AttemptSettlement, DaemonMessage, Delivery, Effects, SettlementVerdict,
+use baton_core::io::command::CoreInput;
+use baton_core::io::effects::{AttemptSettlement, DaemonMessage, SettlementVerdict};
+use baton_core::io::session_input::{
+    ActiveAttemptState, AttemptFrame, DaemonHello, FrameBody, FrameRef, OutputActivity,
+    SessionInput,
 };
 use baton_core::record::{
     AttemptRecord, AttemptState as AttemptStage, FailureCode, PossibleRunner, TaskRecord,
 };
 
-use crate::checks::agent_calls::RequestCheck;
+use crate::checks::agent_calls::{RequestCheck, RequestProbe};
 use crate::checks::late_result::LateResult;
 use crate::checks::record_change;
 use crate::clients::operators;
 use crate::faults::replayed_frames::FORGED_TOKEN;
+use crate::relay::sim_reply::{SimDelivery, SimEffects};
 use crate::simulation::Simulation;
 use crate::stream::SimStream;
 
@@ -71,60 +72,45 @@ struct HelloCheck {
 }
 
 impl Simulation {
-    pub(crate) fn state_before(&self, input: &CoreCommand, nth: Option<u64>) -> StateBefore {
-        match input {
-            CoreCommand::Frame(frame) => StateBefore {
+    pub(crate) fn state_before(
+        &self,
+        input: &CoreInput,
+        nth: Option<u64>,
+        probe: Option<RequestProbe>,
+    ) -> StateBefore {
+        let mut before = match input {
+            CoreInput::Session(SessionInput::Frame(frame)) => StateBefore {
                 frame: self.frame_check(frame, nth),
-                late_result: self.late_result(input),
+                late_result: self.late_result(frame),
                 ..StateBefore::default()
             },
-            CoreCommand::Activity(activity) => StateBefore {
+            CoreInput::Session(SessionInput::Activity(activity)) => StateBefore {
                 frame: self.output_check(activity),
                 ..StateBefore::default()
             },
-            CoreCommand::SessionOpened { session, hello } => StateBefore {
+            CoreInput::Session(SessionInput::Opened { session, hello }) => StateBefore {
                 hello: Some(self.hello_check(*session, hello)),
                 ..StateBefore::default()
             },
-            CoreCommand::Operate(operate) => StateBefore {
-                operation: Some(operators::OperationCheck::from_operate(operate)),
-                ..StateBefore::default()
-            },
-            CoreCommand::Heartbeat { heartbeat, .. } => StateBefore {
+            CoreInput::Session(SessionInput::Heartbeat { heartbeat, .. }) => StateBefore {
                 renewed_attempts: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
                 ..StateBefore::default()
             },
-            CoreCommand::AgentLeaseCall(_)
-            | CoreCommand::PickUp { .. }
-            | CoreCommand::Resume { .. }
-            | CoreCommand::ListParked { .. } => StateBefore {
-                request: self.request_check(input),
-                ..StateBefore::default()
-            },
-            CoreCommand::Submit(_)
-            | CoreCommand::Start { .. }
-            | CoreCommand::Claim { .. }
-            | CoreCommand::Cancel { .. }
-            | CoreCommand::Answer { .. }
-            | CoreCommand::UpdateProgress { .. }
-            | CoreCommand::Block { .. }
-            | CoreCommand::PauseScheduler { .. }
-            | CoreCommand::UnpauseScheduler { .. }
-            | CoreCommand::SchedulerStatus { .. }
-            | CoreCommand::OperateDaemon(_)
-            | CoreCommand::ReleaseInherited { .. }
-            | CoreCommand::Inspect { .. }
-            | CoreCommand::ListDaemons { .. }
-            | CoreCommand::FindDaemon { .. }
-            | CoreCommand::RemoveFinished { .. }
-            | CoreCommand::SuspendDispatch { .. }
-            | CoreCommand::ForgetDaemon { .. }
-            | CoreCommand::ForgetDaemons { .. }
-            | CoreCommand::SessionClosed { .. }
-            | CoreCommand::ExtendLeases { .. }
-            | CoreCommand::DeliveryFailed { .. }
-            | CoreCommand::Tick => StateBefore::default(),
+            CoreInput::Session(
+                SessionInput::Closed { .. }
+                | SessionInput::ExtendLeases { .. }
+                | SessionInput::DeliveryFailed { .. },
+            )
+            | CoreInput::Command(_)
+            | CoreInput::SuspendDispatch { .. }
+            | CoreInput::Tick => StateBefore::default(),
+        };
+        match probe {
+            Some(RequestProbe::Operation(operation)) => before.operation = Some(operation),
+            Some(probe) => before.request = self.request_check(probe),
+            None => {}
         }
+        before
     }
 
     fn frame_check(&self, frame: &AttemptFrame, nth: Option<u64>) -> Option<FrameCheck> {
@@ -231,20 +217,26 @@ impl Simulation {
     }
 
     /// Follows which streams the relay takes for open.
-    pub(crate) fn record_stream_changes(&mut self, closed: Option<SessionId>, effects: &Effects) {
+    pub(crate) fn record_stream_changes(
+        &mut self,
+        closed: Option<SessionId>,
+        effects: &SimEffects,
+    ) {
         if let Some(session) = closed {
             self.set_stream_current(session, false);
         }
         for outgoing in &effects.deliveries {
             match &outgoing.delivery {
-                Delivery::ToSession {
+                SimDelivery::ToSession {
                     session,
                     message: DaemonMessage::Welcome { .. },
                 } => self.set_stream_current(*session, true),
-                Delivery::CloseSession { session, .. } => self.set_stream_current(*session, false),
-                Delivery::ToSession { .. }
-                | Delivery::Reply { .. }
-                | Delivery::Published { .. } => {}
+                SimDelivery::CloseSession { session, .. } => {
+                    self.set_stream_current(*session, false)
+                }
+                SimDelivery::ToSession { .. }
+                | SimDelivery::Reply { .. }
+                | SimDelivery::Published { .. } => {}
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use baton_core::ids::AttemptId;
-use baton_core::io::command::{CoreCommand, FrameBody};
 use baton_core::io::effects::RecordChange;
+use baton_core::io::session_input::{AttemptFrame, FrameBody};
 use baton_core::record::{
     AttemptRecord, AttemptState, EndState, EndedBy, FailureCode, TaskRecord, TaskState,
     TerminationReceipt,
@@ -64,10 +64,7 @@ impl Simulation {
         }
     }
 
-    pub(crate) fn late_result(&self, input: &CoreCommand) -> Option<LateResult> {
-        let CoreCommand::Frame(frame) = input else {
-            return None;
-        };
+    pub(crate) fn late_result(&self, frame: &AttemptFrame) -> Option<LateResult> {
         let FrameBody::Completed(body) = &frame.body else {
             return None;
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_core::goal::completion_contract::{FoundArtifact, UnmetRequirement};
 use baton_core::ids::AttemptId;
-use baton_core::io::command::{CompletedBody, FrameBody, ProcessTermination};
+use baton_core::io::session_input::{CompletedBody, FrameBody, ProcessTermination};
 use baton_core::record::{AttemptRecord, AttemptState, EndState, EndedBy, FailureCode};
 use baton_core::task::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
 

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use baton_core::ids::{InputId, RequestId, TaskId, TenantId};
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::CoreReply;
+use baton_core::commands::{AnswerInput, CancelTask, InspectTask, TaskOperation};
+use baton_core::ids::{InputId, TaskId, TenantId};
 use baton_core::io::rejection::Rejection;
-use baton_core::operator::task_operation::TaskOperation;
 use baton_core::record::InputDecision;
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::IdSource;
 
-use crate::clients::operators::task_operation_input;
+use crate::clients::operators::operate_task_command;
 use crate::clients::sim_clients::{SimClientRequest, client_actor};
+use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
 impl Simulation {
@@ -30,74 +29,61 @@ impl Simulation {
         let unknown = TaskId(self.id_source.new_id());
         let task = if self.rng.chance(80) { known } else { unknown };
         let (kind, input) = (self.rng.below(6), InputId(self.id_source.new_id()));
-        let request =
-            self.send_request(|request| foreign_request(kind, request, tenant, task, input));
+        let request = self.send_foreign_request(kind, tenant, task, input);
         self.counts.probes += 1;
         self.track_request(request, SimClientRequest::ForeignTask);
     }
 
-    pub(crate) fn check_foreign_reply(&self, outcome: Result<CoreReply, Rejection>) {
+    pub(crate) fn check_foreign_reply(&self, outcome: SimOutcome) {
         let refused = matches!(outcome, Err(Rejection::UnknownTask));
         assert!(refused, "S9: a stranger was told {outcome:?}");
     }
 
     /// A key that was acknowledged stands for what it was given for, for as long as its task is known.
-    pub(crate) fn handle_conflict_reply(
-        &mut self,
-        spec: &TaskSpec,
-        outcome: Result<CoreReply, Rejection>,
-    ) {
+    pub(crate) fn handle_conflict_reply(&mut self, spec: &TaskSpec, outcome: SimOutcome) {
         match outcome {
-            Ok(CoreReply::Submitted { record, created }) => {
+            Ok(SimReply::Submitted { record, created }) => {
                 self.record_submit_ack(spec, &record, created)
             }
             Err(Rejection::IdempotencyConflict) => self.counts.conflicts += 1,
             Ok(_) | Err(_) => {}
         }
     }
-}
 
-fn foreign_request(
-    kind: u64,
-    request: RequestId,
-    tenant: TenantId,
-    task: TaskId,
-    input: InputId,
-) -> CoreCommand {
-    let by = client_actor();
-    match kind {
-        0 => CoreCommand::Cancel {
-            request,
-            tenant,
-            task,
-            by,
-            reason: None,
-            finished: None,
-        },
-        1 => task_operation_input(
-            tenant,
-            task,
-            by,
-            TaskOperation::Retry { allow_unsafe: true },
-        )(request),
-        2 => CoreCommand::Answer {
-            request,
-            tenant,
-            task,
-            input,
-            by,
-            decision: InputDecision::Allowed,
-            payload: Arc::from(*b"ok"),
-            finished: None,
-        },
-        3 => task_operation_input(tenant, task, by, TaskOperation::ForceFail { attempt: None })(
-            request,
-        ),
-        4 => task_operation_input(tenant, task, by, TaskOperation::Pause)(request),
-        _ => CoreCommand::Inspect {
-            request,
-            tenant,
-            task,
-        },
+    fn send_foreign_request(
+        &mut self,
+        kind: u64,
+        tenant: TenantId,
+        task: TaskId,
+        input: InputId,
+    ) -> Option<RequestId> {
+        let by = client_actor();
+        let operation = match kind {
+            0 => {
+                let cancel = CancelTask {
+                    tenant,
+                    task,
+                    by,
+                    reason: None,
+                };
+                return self.send_request(cancel, SimReply::from);
+            }
+            1 => TaskOperation::Retry { allow_unsafe: true },
+            2 => {
+                let answer = AnswerInput {
+                    tenant,
+                    task,
+                    input,
+                    by,
+                    decision: InputDecision::Allowed,
+                    payload: Arc::from(*b"ok"),
+                };
+                return self.send_request(answer, SimReply::Task);
+            }
+            3 => TaskOperation::ForceFail { attempt: None },
+            4 => TaskOperation::Pause,
+            _ => return self.send_request(InspectTask { tenant, task }, SimReply::other),
+        };
+        self.send_operation(operate_task_command(tenant, task, by, operation))
     }
 }

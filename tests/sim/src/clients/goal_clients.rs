@@ -5,16 +5,18 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_core::commands::{BlockTask, ListParkedTasks, ResumeTask, UpdateProgress};
 use baton_core::goal::progress::{
     BlockDraft, CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
 };
 use baton_core::ids::{AttemptId, CheckpointId, TaskId, TenantId};
-use baton_core::io::command::CoreCommand;
 use baton_core::record::{
     CheckpointRecord, EvidenceItem, FailedItem, ProgressRecord, ResumeInstructions, TaskRecord,
 };
 
+use crate::checks::agent_calls::{HandOffProbe, ParkedListCheck, RequestProbe};
 use crate::clients::sim_clients::{SimClientRequest, client_actor};
+use crate::relay::sim_reply::SimReply;
 use crate::relay::sim_store::StoreState;
 use crate::simulation::Simulation;
 
@@ -100,14 +102,12 @@ impl Simulation {
             return;
         };
         let (item, update) = self.random_progress_item();
-        let request = self.send_request(|request| CoreCommand::UpdateProgress {
-            request,
+        let update = UpdateProgress {
             tenant,
             task,
             update: Box::new(update),
-            stored_progress: Ok(None),
-            finished: None,
-        });
+        };
+        let request = self.send_request(update, SimReply::from);
         self.track_request(request, SimClientRequest::Progress(task, item));
     }
 
@@ -119,15 +119,13 @@ impl Simulation {
             return;
         };
         let by = client_actor();
-        let request = self.send_request(|request| CoreCommand::Block {
-            request,
+        let block = BlockTask {
             tenant,
             task,
             by,
             block: Box::new(block),
-            stored_progress: Ok(None),
-            finished: None,
-        });
+        };
+        let request = self.send_request(block, SimReply::from);
         self.track_request(request, SimClientRequest::Block(task));
     }
 
@@ -176,13 +174,19 @@ impl Simulation {
             resume.instructions = "use the other branch".into();
             resume.answers = vec![("which".into(), "this".into())];
         }
-        let request = self.send_request(|request| CoreCommand::Resume {
-            request,
+        let resume = ResumeTask {
             tenant,
             task,
             resume: Box::new(resume),
             attempt: seen,
-            finished: None,
+        };
+        let request = self.send_probed_request(resume, SimReply::Task, |request| {
+            Some(RequestProbe::HandOff(HandOffProbe {
+                request,
+                task,
+                seen,
+                is_pick_up: false,
+            }))
         });
         self.track_request(request, SimClientRequest::Resume(task, reason));
     }
@@ -197,13 +201,21 @@ impl Simulation {
         let after = after.map(|(since, task)| (Reverse(since), task));
         let limit = self.rng.pick(&[2, 50]).unwrap_or(50);
         let limit = usize::try_from(limit).unwrap_or(50);
-        let request = self.send_request(|request| CoreCommand::ListParked {
-            request,
-            tenant,
+        let list = ListParkedTasks {
+            tenant: tenant.clone(),
             causes: Vec::new(),
-            agent_scope: scope,
+            agent_scope: scope.clone(),
             after,
             limit,
+        };
+        let request = self.send_probed_request(list, SimReply::parked, |request| {
+            Some(RequestProbe::ParkedList(ParkedListCheck {
+                request,
+                tenant,
+                scope,
+                after,
+                limit,
+            }))
         });
         self.track_request(request, SimClientRequest::Other);
     }

@@ -3,16 +3,18 @@
 
 use std::sync::Arc;
 
-use baton_core::ids::{DaemonId, RequestId, TaskId, TenantId, TenantScope, TokenId};
-use baton_core::io::command::{CoreCommand, RequestActor};
-use baton_core::io::effects::{CoreReply, Delivery, Effects};
-use baton_core::operator::daemon_operation::OperateDaemon;
-use baton_core::operator::task_operation::{OperateTask, TaskOperation};
+use baton_core::commands::{
+    OperateDaemon, OperateTask, PauseScheduler, TaskOperation, UnpauseScheduler,
+};
+use baton_core::ids::{DaemonId, TaskId, TenantId, TenantScope, TokenId};
+use baton_core::io::command::RequestActor;
 use baton_core::record::{AuditedOperation, DaemonOperation, TaskRecord, TimelineEventKind};
 use uuid::Uuid;
 
+use crate::checks::agent_calls::RequestProbe;
 use crate::checks::input_effects::StateBefore;
 use crate::clients::sim_clients::{SimClientRequest, client_actor};
+use crate::relay::sim_reply::{RequestId, SimDelivery, SimEffects, SimReply};
 use crate::simulation::Simulation;
 
 /// What one credential may ask of one task within a minute.
@@ -37,26 +39,19 @@ pub(crate) struct OperationCheck {
     operation: AuditedOperation,
 }
 
-impl OperationCheck {
-    pub(crate) fn from_operate(operate: &OperateTask) -> Self {
-        Self {
-            request: operate.request,
-            operator: operate.by.token,
-            task: operate.task,
-            operation: match operate.operation {
-                TaskOperation::ForceRelease { .. } => AuditedOperation::ForceRelease,
-                TaskOperation::ForceFail { .. } => AuditedOperation::ForceFail,
-                TaskOperation::Retry { .. } => AuditedOperation::Retry,
-                TaskOperation::Complete {
-                    overridden: true, ..
-                } => AuditedOperation::CompleteOverridden,
-                TaskOperation::Complete {
-                    overridden: false, ..
-                } => AuditedOperation::Complete,
-                TaskOperation::Pause => AuditedOperation::Pause,
-                TaskOperation::Unpause => AuditedOperation::Unpause,
-            },
-        }
+fn audited_operation(operation: &TaskOperation) -> AuditedOperation {
+    match operation {
+        TaskOperation::ForceRelease { .. } => AuditedOperation::ForceRelease,
+        TaskOperation::ForceFail { .. } => AuditedOperation::ForceFail,
+        TaskOperation::Retry { .. } => AuditedOperation::Retry,
+        TaskOperation::Complete {
+            overridden: true, ..
+        } => AuditedOperation::CompleteOverridden,
+        TaskOperation::Complete {
+            overridden: false, ..
+        } => AuditedOperation::Complete,
+        TaskOperation::Pause => AuditedOperation::Pause,
+        TaskOperation::Unpause => AuditedOperation::Unpause,
     }
 }
 
@@ -69,43 +64,49 @@ pub(crate) fn healing_operator(n: u64) -> RequestActor {
     }
 }
 
-pub(crate) fn daemon_operation_input(
+pub(crate) fn operate_daemon_command(
     daemon: DaemonId,
     by: RequestActor,
     operation: DaemonOperation,
-) -> impl FnOnce(RequestId) -> CoreCommand {
-    move |request| {
-        CoreCommand::OperateDaemon(Box::new(OperateDaemon {
-            request,
-            scope: TenantScope::All,
-            daemon,
-            by,
-            reason: Arc::from("look"),
-            operation,
-        }))
+) -> OperateDaemon {
+    OperateDaemon {
+        scope: TenantScope::All,
+        daemon,
+        by,
+        reason: Arc::from("look"),
+        operation,
     }
 }
 
-pub(crate) fn task_operation_input(
+pub(crate) fn operate_task_command(
     tenant: TenantId,
     task: TaskId,
     by: RequestActor,
-    verb: TaskOperation,
-) -> impl FnOnce(RequestId) -> CoreCommand {
-    move |request| {
-        CoreCommand::Operate(Box::new(OperateTask {
-            request,
-            tenant,
-            task,
-            by,
-            reason: Arc::from("look"),
-            operation: verb,
-            finished: None,
-        }))
+    operation: TaskOperation,
+) -> OperateTask {
+    OperateTask {
+        tenant,
+        task,
+        by,
+        reason: Arc::from("look"),
+        operation,
     }
 }
 
 impl Simulation {
+    pub(crate) fn send_operation(&mut self, operate: OperateTask) -> Option<RequestId> {
+        let (operator, task) = (operate.by.token, operate.task);
+        let operation = audited_operation(&operate.operation);
+        self.send_probed_request(operate, SimReply::from, |request| {
+            Some(RequestProbe::Operation(OperationCheck {
+                request,
+                operator,
+                task,
+                operation,
+            }))
+        })
+    }
+
     pub(crate) fn retry_random_task(&mut self) {
         self.operate_random_task(TaskOperation::Retry { allow_unsafe: true });
     }
@@ -126,8 +127,8 @@ impl Simulation {
 
     fn operate_random_task(&mut self, verb: TaskOperation) {
         if let Some((tenant, task)) = self.pick_task() {
-            let request =
-                self.send_request(task_operation_input(tenant, task, client_actor(), verb));
+            let operate = operate_task_command(tenant, task, client_actor(), verb);
+            let request = self.send_operation(operate);
             self.track_request(request, SimClientRequest::Operate(task));
         }
     }
@@ -143,12 +144,8 @@ impl Simulation {
             } else {
                 TaskOperation::Unpause
             };
-            let request = self.send_request(task_operation_input(
-                tenant.clone(),
-                task,
-                client_actor(),
-                verb,
-            ));
+            let operate = operate_task_command(tenant.clone(), task, client_actor(), verb);
+            let request = self.send_operation(operate);
             self.track_request(request, SimClientRequest::Other);
         }
     }
@@ -164,18 +161,11 @@ impl Simulation {
         let request = match kind {
             0 => return self.operate_random_task(TaskOperation::Pause),
             1 => return self.operate_random_task(TaskOperation::Unpause),
-            2 | 4 => self.send_request(|request| CoreCommand::PauseScheduler {
-                request,
-                scope,
-                by,
-                reason,
-            }),
-            _ => self.send_request(|request| CoreCommand::UnpauseScheduler {
-                request,
-                scope,
-                by,
-                reason: None,
-            }),
+            2 | 4 => self.send_request(PauseScheduler { scope, by, reason }, SimReply::other),
+            _ => {
+                let reason = None;
+                self.send_request(UnpauseScheduler { scope, by, reason }, SimReply::other)
+            }
         };
         self.counts.pauses += 1;
         self.track_request(request, SimClientRequest::Other);
@@ -204,26 +194,18 @@ impl Simulation {
         let paused: Vec<_> = paused.map(|r| (r.tenant.clone(), r.task)).collect();
         for scope in scopes {
             let by = healing_operator(self.now);
-            self.send_request(|request| CoreCommand::UnpauseScheduler {
-                request,
-                scope,
-                by,
-                reason: None,
-            });
+            let reason = None;
+            self.send_request(UnpauseScheduler { scope, by, reason }, SimReply::other);
         }
         for (tenant, task) in paused {
             let by = healing_operator(self.now);
-            self.send_request(task_operation_input(
-                tenant,
-                task,
-                by,
-                TaskOperation::Unpause,
-            ));
+            let operate = operate_task_command(tenant, task, by, TaskOperation::Unpause);
+            self.send_operation(operate);
         }
     }
 
     /// Not too many, and what was done is on record with who did it.
-    pub(crate) fn check_operation(&mut self, before: &StateBefore, effects: &Effects) {
+    pub(crate) fn check_operation(&mut self, before: &StateBefore, effects: &SimEffects) {
         let Some(word) = &before.operation else {
             return;
         };
@@ -231,16 +213,18 @@ impl Simulation {
             .deliveries
             .iter()
             .find_map(|outgoing| match &outgoing.delivery {
-                Delivery::Reply { request, outcome } if *request == word.request => Some(outcome),
-                Delivery::Reply { .. }
-                | Delivery::ToSession { .. }
-                | Delivery::CloseSession { .. }
-                | Delivery::Published { .. } => None,
+                SimDelivery::Reply { request, outcome } if *request == word.request => {
+                    Some(outcome)
+                }
+                SimDelivery::Reply { .. }
+                | SimDelivery::ToSession { .. }
+                | SimDelivery::CloseSession { .. }
+                | SimDelivery::Published { .. } => None,
             });
         let Some(Ok(reply)) = reply else {
             return;
         };
-        if let CoreReply::Task(record) = reply {
+        if let SimReply::Task(record) = reply {
             let known = has_newest_audit(record, word.operation);
             assert!(
                 known,

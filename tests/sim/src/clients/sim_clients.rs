@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_core::ids::{InputId, RequestId, TaskId, TenantId, TenantScope, TokenId};
-use baton_core::io::command::{CoreCommand, RequestActor, SubmitTask};
-use baton_core::io::effects::CoreReply;
-use baton_core::io::rejection::Rejection;
+use baton_core::commands::{
+    AnswerInput, CancelTask, ForgetAbsentDaemons, ForgetDaemon, InspectTask, ListDaemons,
+    RemoveFinishedTasks, SubmitTask,
+};
+use baton_core::ids::{InputId, TaskId, TenantId, TenantScope, TokenId};
+use baton_core::io::command::RequestActor;
 use baton_core::record::{DaemonOperation, InputDecision, TaskRecord, TaskState};
 use baton_core::task::spec::TaskSpec;
 use baton_core::time::IdSource;
 use uuid::Uuid;
 
 use crate::clients::goal_clients::AcknowledgedGoals;
-use crate::clients::operators::{daemon_operation_input, healing_operator};
+use crate::clients::operators::{healing_operator, operate_daemon_command};
 use crate::clients::task_specs::spec_digest;
+use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::relay::sim_store::StoreState;
 use crate::simulation::{ScheduledEvent, Simulation};
 
@@ -155,15 +158,7 @@ impl Simulation {
     fn send_submit(&mut self, spec: Arc<TaskSpec>) -> Option<RequestId> {
         let task = TaskId(self.id_source.new_id());
         let digest = spec_digest(&spec);
-        self.send_request(|request| {
-            CoreCommand::Submit(SubmitTask {
-                request,
-                task,
-                spec,
-                digest,
-                prior_submission: Ok(None),
-            })
-        })
+        self.send_request(SubmitTask { task, spec, digest }, SimReply::from)
     }
 
     pub(crate) fn track_request(&mut self, request: Option<RequestId>, asked: SimClientRequest) {
@@ -192,14 +187,13 @@ impl Simulation {
             operator: self.rng.chance(30),
             ..client_actor()
         };
-        let request = self.send_request(|request| CoreCommand::Cancel {
-            request,
+        let cancel = CancelTask {
             tenant,
             task,
             by,
             reason: None,
-            finished: None,
-        });
+        };
+        let request = self.send_request(cancel, SimReply::from);
         self.track_request(request, SimClientRequest::Cancel(task));
     }
 
@@ -220,42 +214,34 @@ impl Simulation {
         } else {
             DaemonOperation::Undrain
         };
-        let request = self.send_request(daemon_operation_input(daemon, client_actor(), operation));
+        let operate = operate_daemon_command(daemon, client_actor(), operation);
+        let request = self.send_request(operate, SimReply::other);
         self.track_request(request, SimClientRequest::Other);
     }
 
     /// Retention, with no regard for age: what may not go must be refused.
     fn remove_random_tasks(&mut self) {
         let picked: Vec<_> = (0..4).filter_map(|_| self.pick_task()).collect();
-        let request = self.send_request(|request| CoreCommand::RemoveFinished {
-            request,
-            tasks: picked,
-            finished: Vec::new(),
-        });
+        let request = self.send_request(RemoveFinishedTasks { tasks: picked }, SimReply::Removed);
         self.track_request(request, SimClientRequest::Other);
         let unseen_ms = self.rng.below(200_000);
-        let request =
-            self.send_request(|request| CoreCommand::ForgetDaemons { request, unseen_ms });
+        let request = self.send_request(ForgetAbsentDaemons { unseen_ms }, SimReply::other);
         self.track_request(request, SimClientRequest::Other);
         let (scope, by, reason) = (TenantScope::All, client_actor(), Arc::from("gone"));
         let daemon = self.daemons[self.rng.random_index(self.daemons.len())].id;
-        let request = self.send_request(|request| CoreCommand::ForgetDaemon {
-            request,
+        let forget = ForgetDaemon {
             scope,
             daemon,
             by,
             reason,
-        });
+        };
+        let request = self.send_request(forget, SimReply::other);
         self.track_request(request, SimClientRequest::Other);
     }
 
     fn inspect_random_task(&mut self) {
         if let Some((tenant, task)) = self.pick_task() {
-            let request = self.send_request(|request| CoreCommand::Inspect {
-                request,
-                tenant,
-                task,
-            });
+            let request = self.send_request(InspectTask { tenant, task }, SimReply::other);
             self.track_request(request, SimClientRequest::Other);
         }
     }
@@ -292,16 +278,15 @@ impl Simulation {
         } else {
             InputDecision::Denied
         };
-        let request = self.send_request(|request| CoreCommand::Answer {
-            request,
+        let answer = AnswerInput {
             tenant,
             task,
             input,
             by,
             decision,
             payload,
-            finished: None,
-        });
+        };
+        let request = self.send_request(answer, SimReply::Task);
         self.counts.answers += 1;
         self.track_request(request, SimClientRequest::Answer(input, decision));
     }
@@ -314,30 +299,27 @@ impl Simulation {
             self.daemons[index].draining = false;
             self.daemons[index].disk_full_until = 0;
             let (daemon, by) = (self.daemons[index].id, healing_operator(self.now));
-            self.send_request(daemon_operation_input(daemon, by, DaemonOperation::Undrain));
+            let undrain = operate_daemon_command(daemon, by, DaemonOperation::Undrain);
+            self.send_request(undrain, SimReply::other);
         }
     }
 
-    pub(crate) fn handle_reply(
-        &mut self,
-        request: RequestId,
-        outcome: Result<CoreReply, Rejection>,
-    ) {
+    pub(crate) fn handle_reply(&mut self, request: RequestId, outcome: SimOutcome) {
         let Some(asked) = self.clients.pending_requests.remove(&request.0) else {
             return;
         };
         self.record_client_answer(request, &asked, &outcome);
         match (asked, outcome) {
-            (SimClientRequest::Submit(spec), Ok(CoreReply::Submitted { record, created })) => {
+            (SimClientRequest::Submit(spec), Ok(SimReply::Submitted { record, created })) => {
                 self.record_submit_ack(&spec, &record, created)
             }
             (
                 SimClientRequest::Cancel(task),
-                Ok(CoreReply::Task(record) | CoreReply::Finished(record)),
+                Ok(SimReply::Task(record) | SimReply::Finished(record)),
             ) => {
                 self.record_cancel_ack(task, &record);
             }
-            (SimClientRequest::ListDaemons, Ok(CoreReply::Daemons(views))) => {
+            (SimClientRequest::ListDaemons, Ok(SimReply::Daemons(views))) => {
                 for view in views {
                     assert!(
                         view.held_attempts.is_empty(),
@@ -352,22 +334,22 @@ impl Simulation {
                     );
                 }
             }
-            (SimClientRequest::Other, Ok(CoreReply::Removed(tasks))) => {
+            (SimClientRequest::Other, Ok(SimReply::Removed(tasks))) => {
                 self.counts.removals += tasks.len() as u64
             }
-            (SimClientRequest::Answer(input, decision), Ok(CoreReply::Task(record))) => {
+            (SimClientRequest::Answer(input, decision), Ok(SimReply::Task(record))) => {
                 check_answer_ack(input, decision, &record);
             }
             (SimClientRequest::AgentCall(agent), outcome) => {
                 self.record_agent_reply(agent, request.0, outcome)
             }
-            (SimClientRequest::Resume(_, reason), Ok(CoreReply::Task(record))) => {
+            (SimClientRequest::Resume(_, reason), Ok(SimReply::Task(record))) => {
                 self.record_resume_ack(&reason, &record);
             }
-            (SimClientRequest::Progress(_, item), Ok(CoreReply::Progressed { progress, .. })) => {
+            (SimClientRequest::Progress(_, item), Ok(SimReply::Progressed { progress, .. })) => {
                 self.record_progress_ack(&item, &progress);
             }
-            (SimClientRequest::Block(_), Ok(CoreReply::Progressed { progress, .. })) => {
+            (SimClientRequest::Block(_), Ok(SimReply::Progressed { progress, .. })) => {
                 self.counts.blocks += 1;
                 self.clients.acknowledged_goals.record_progress(&progress);
             }
@@ -453,10 +435,8 @@ impl Simulation {
                 "S4: the cancel of {task} was acknowledged"
             );
         }
-        let request = self.send_request(|request| CoreCommand::ListDaemons {
-            request,
-            scope: TenantScope::All,
-        });
+        let scope = TenantScope::All;
+        let request = self.send_request(ListDaemons { scope }, SimReply::Daemons);
         self.track_request(request, SimClientRequest::ListDaemons);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::ids::{AttemptId, InputId};
-use baton_core::io::command::{
+use baton_core::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination,
 };
 use baton_core::record::{FailureCode, LifecyclePhase, ProcessExitStatus, TimerKind, TokenUsage};

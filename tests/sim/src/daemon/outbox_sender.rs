@@ -1,7 +1,7 @@
 //! What an attempt says on its way from its transcript over the daemon's outbox and the disk to a stream; and the judge of what leaves.
 
 use baton_core::ids::AttemptId;
-use baton_core::io::command::{FrameBody, FrameRef};
+use baton_core::io::session_input::{FrameBody, FrameRef};
 use baton_core::time::WallTime;
 use baton_daemon_core::outbox::{QueuedRecord, RequiredDurability};
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_core::goal::completion_contract::UnmetRequirement;
-use baton_core::ids::AttemptId;
-use baton_core::io::command::{CanceledBody, FrameBody, FrameRef, LeaseToken};
+use baton_core::ids::{AttemptId, InputId};
 use baton_core::io::effects::{
     AttemptDispatch, AttemptSettlement, DaemonMessage, SettlementVerdict,
 };
 use baton_core::io::rejection::Rejection;
-use baton_core::record::{LifecyclePhase, RejectCode};
+use baton_core::io::session_input::{CanceledBody, FrameBody, FrameRef, LeaseToken};
+use baton_core::record::{InputDecision, LifecyclePhase, RejectCode};
 
 use baton_daemon_core::heartbeat_tracker::HeartbeatTracker;
 use baton_daemon_core::outbox::AckedPosition;
@@ -103,18 +103,7 @@ impl Simulation {
                 decision,
                 ..
             } => {
-                let given = *self.daemons[index]
-                    .input_answers
-                    .entry(input)
-                    .or_insert(decision);
-                assert_eq!(given, decision, "S8: {input} was answered twice");
-                let held = self.daemons[index].attempts.get_mut(&to.attempt);
-                if let Some(held) =
-                    held.filter(|h| h.open_input == Some(input) && !h.ended && h.processes_alive)
-                {
-                    held.open_input = None;
-                    self.send_frame(index, to.attempt, FrameBody::InputReceived { input });
-                }
+                self.handle_answer(index, to.attempt, input, decision);
             }
             DaemonMessage::Abandon { attempt, .. } => self.abandon_attempt(index, attempt),
             DaemonMessage::FrameRejected {
@@ -134,6 +123,27 @@ impl Simulation {
                 self.handle_frame_refusal(index, &refusal);
             }
             DaemonMessage::Drain { withdrawn } => self.daemons[index].draining = !withdrawn,
+        }
+    }
+
+    fn handle_answer(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        input: InputId,
+        decision: InputDecision,
+    ) {
+        let given = *self.daemons[index]
+            .input_answers
+            .entry(input)
+            .or_insert(decision);
+        assert_eq!(given, decision, "S8: {input} was answered twice");
+        let held = self.daemons[index].attempts.get_mut(&attempt);
+        if let Some(held) =
+            held.filter(|h| h.open_input == Some(input) && !h.ended && h.processes_alive)
+        {
+            held.open_input = None;
+            self.send_frame(index, attempt, FrameBody::InputReceived { input });
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_core::ids::InputId;
-use baton_core::io::command::{
+use baton_core::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, FrameBody, FrameRef, LeaseToken,
 };
 use baton_core::task::spec::TaskSpec;

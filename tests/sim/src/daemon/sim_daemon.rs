@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use baton_core::TaskLookup;
 use baton_core::ids::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantScope, TokenId};
-use baton_core::io::command::{
-    ActiveAttempt, ActiveAttemptState, CoreCommand, DaemonHello, HeartbeatMessage,
+use baton_core::io::session_input::SessionInput;
+use baton_core::io::session_input::{
+    ActiveAttempt, ActiveAttemptState, DaemonHello, HeartbeatMessage,
 };
 use baton_core::record::InputDecision;
 use baton_core::time::IdSource;
@@ -266,7 +267,7 @@ impl Simulation {
         }
         self.send_to_relay(
             conn,
-            UpstreamItem::Input(CoreCommand::Heartbeat { session, heartbeat }),
+            UpstreamItem::Input(SessionInput::Heartbeat { session, heartbeat }),
         );
     }
 

@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
-use baton_core::io::command::{CoreCommand, RequestActor};
+use baton_core::commands::ReleaseInherited;
+use baton_core::io::command::RequestActor;
 
 use crate::clients::sim_clients::client_actor;
+use crate::relay::sim_reply::SimReply;
 use crate::simulation::Simulation;
 
 impl Simulation {
@@ -64,10 +66,6 @@ impl Simulation {
             ..client_actor()
         };
         let reason = Arc::from("nothing of before runs");
-        self.send_request(|request| CoreCommand::ReleaseInherited {
-            request,
-            by,
-            reason,
-        });
+        self.send_request(ReleaseInherited { by, reason }, SimReply::other);
     }
 }

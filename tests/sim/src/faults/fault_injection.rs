@@ -1,6 +1,6 @@
 //! What goes wrong in a storm, and how it stops.
 
-use baton_core::io::command::CoreCommand;
+use baton_core::io::session_input::SessionInput;
 
 use crate::daemon::sim_daemon::PlannedRestart;
 use crate::simulation::{ScheduledEvent, Simulation};
@@ -126,7 +126,7 @@ impl Simulation {
         let granted_ms = self.rng.between(10_000, 90_000);
         self.send_to_relay(
             conn,
-            UpstreamItem::Input(CoreCommand::ExtendLeases {
+            UpstreamItem::Input(SessionInput::ExtendLeases {
                 session,
                 request,
                 attempts,

@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 
 use baton_core::ids::{AttemptId, SessionId};
-use baton_core::io::command::{
-    AttemptFrame, CompletedBody, CoreCommand, FrameBody, FrameRef, LeaseToken, OutputActivity,
+use baton_core::io::session_input::SessionInput;
+use baton_core::io::session_input::{
+    AttemptFrame, CompletedBody, FrameBody, FrameRef, LeaseToken, OutputActivity,
     ProcessTermination,
 };
 use baton_core::record::EndedBy;
@@ -42,8 +43,6 @@ impl SentFrame {
             proof,
             body: self.body,
             workspace: None,
-            finished: None,
-            stored_progress: Ok(None),
         }
     }
 }
@@ -150,7 +149,7 @@ impl Simulation {
             session,
             ..activity
         };
-        self.send_to_relay(conn, UpstreamItem::Input(CoreCommand::Activity(again)));
+        self.send_to_relay(conn, UpstreamItem::Input(SessionInput::Activity(again)));
     }
 
     /// A result that this daemon's attempt has not reached, under the very number that comes next.

@@ -1,9 +1,10 @@
 //! What the relay's gate lets go: to streams, to whoever asked, and to watchers.
 
-use baton_core::io::command::CoreCommand;
-use baton_core::io::effects::{DaemonMessage, Delivery};
+use baton_core::io::effects::DaemonMessage;
+use baton_core::io::session_input::SessionInput;
 
 use crate::checks::durable_delivery;
+use crate::relay::sim_reply::SimDelivery;
 use crate::simulation::Simulation;
 use crate::stream::DownstreamItem;
 
@@ -28,11 +29,11 @@ impl Simulation {
         self.send_to_daemon(conn, DownstreamItem::Message(message));
     }
 
-    pub(crate) fn deliver(&mut self, send: Delivery) {
+    pub(crate) fn deliver(&mut self, send: SimDelivery) {
         durable_delivery::check(&self.relay.store.durable, &send, self.now);
         match send {
-            Delivery::Reply { request, outcome } => self.handle_reply(request, outcome),
-            Delivery::ToSession { session, message } => {
+            SimDelivery::Reply { request, outcome } => self.handle_reply(request, outcome),
+            SimDelivery::ToSession { session, message } => {
                 let conn = self
                     .streams
                     .iter()
@@ -41,27 +42,26 @@ impl Simulation {
                     (Some(conn), message) => self.send_core_message(conn, message),
                     (None, DaemonMessage::Dispatch(dispatch)) if self.rng.chance(50) => {
                         let attempt = dispatch.to.attempt;
-                        self.relay
-                            .inbox
-                            .push_back((CoreCommand::DeliveryFailed { session, attempt }, None));
+                        let failed = SessionInput::DeliveryFailed { session, attempt };
+                        self.relay.inbox.push_back(failed.into());
                         self.wake_relay();
                     }
                     (None, _) => {}
                 }
             }
-            Delivery::CloseSession { session, .. } => {
+            SimDelivery::CloseSession { session, .. } => {
                 let conn = self
                     .streams
                     .iter()
                     .rposition(|c| c.session == session && c.relay_open);
                 if let Some(conn) = conn {
                     self.close_from_relay(conn);
-                    let closed = CoreCommand::SessionClosed { session };
-                    self.relay.inbox.push_back((closed, None));
+                    let closed = SessionInput::Closed { session };
+                    self.relay.inbox.push_back(closed.into());
                     self.wake_relay();
                 }
             }
-            Delivery::Published { record, events, .. } => {
+            SimDelivery::Published { record, events } => {
                 self.notify_watchers(&record, events.iter().map(AsRef::as_ref));
                 for event in events {
                     self.count_timeline_event(&event);

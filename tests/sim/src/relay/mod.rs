@@ -4,5 +4,7 @@
 
 pub(crate) mod delivery;
 pub(crate) mod output_log;
+pub(crate) mod relay_input;
 pub(crate) mod sim_relay;
+pub(crate) mod sim_reply;
 pub(crate) mod sim_store;

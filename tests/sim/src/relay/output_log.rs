@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use baton_core::ids::AttemptId;
-use baton_core::io::command::{
-    AttemptFrame, CoreCommand, FrameBody, FrameRef, OutputActivity, OutputSignal,
+use baton_core::io::session_input::SessionInput;
+use baton_core::io::session_input::{
+    AttemptFrame, FrameBody, FrameRef, OutputActivity, OutputSignal,
 };
 use baton_daemon_core::outbox::QueuedRecord;
 
@@ -118,7 +119,7 @@ impl Simulation {
         self.daemons[daemon]
             .sent_history
             .record_output(activity.clone());
-        self.deliver_to_relay(conn, UpstreamItem::Input(CoreCommand::Activity(activity)));
+        self.deliver_to_relay(conn, UpstreamItem::Input(SessionInput::Activity(activity)));
         if self.rng.chance(50) {
             self.relay.output_log.sync(attempt);
             self.send_to_daemon(

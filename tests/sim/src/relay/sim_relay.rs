@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use baton_core::Core;
 use baton_core::config::Config;
-use baton_core::ids::{AttemptId, DaemonId, Incarnation, RequestId, SessionId, TaskId};
-use baton_core::io::command::CoreCommand;
+use baton_core::ids::{AttemptId, DaemonId, Incarnation, SessionId, TaskId};
+use baton_core::io::command::CoreInput;
 use baton_core::io::durability_gate::DurabilityGate;
-use baton_core::io::effects::{
-    AttemptSettlement, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
-};
+use baton_core::io::effects::{AttemptSettlement, DaemonMessage, GatedDelivery, RecordChange};
+use baton_core::io::session_input::SessionInput;
 use baton_core::time::{ClockReading, MonotonicTime};
 use uuid::Uuid;
 
 use crate::relay::output_log::SimOutputLog;
+use crate::relay::relay_input::RelayInput;
+use crate::relay::sim_reply::{ReplyPorts, SimDelivery, SimEffects};
 use crate::relay::sim_store::SimStore;
 use crate::report::trace_text::{describe_change, describe_input};
 use crate::simulation::{ScheduledEvent, Simulation};
-use crate::stream::UpstreamItem;
 
 /// A disk that fails does so after some hundred commits.
 const DISK_ERROR_ONE_IN: u64 = 150;
@@ -38,13 +38,13 @@ pub(crate) struct SimRelay {
     /// What virtual time is called in this run: moments begin anywhere.
     clock_offset: u64,
     started_at: u64,
-    gate: DurabilityGate<u64>,
+    gate: DurabilityGate<u64, SimDelivery>,
     pub(crate) store: SimStore,
-    /// Inputs, and of a frame which word of its attempt it is.
-    pub(crate) inbox: VecDeque<(CoreCommand, Option<u64>)>,
-    pub(crate) requests: VecDeque<CoreCommand>,
+    pub(crate) inbox: VecDeque<RelayInput>,
+    pub(crate) requests: VecDeque<RelayInput>,
+    pub(crate) reply_ports: ReplyPorts,
     writes: Vec<RecordChange>,
-    sends: Vec<GatedDelivery>,
+    sends: Vec<GatedDelivery<SimDelivery>>,
     /// Numbers of the frames that it has heard in this run.
     pub(crate) heard_control_seqs: BTreeMap<AttemptId, u64>,
     /// Words that it has heard in this run, each in its turn.
@@ -84,6 +84,7 @@ impl SimRelay {
             store: SimStore::default(),
             inbox: VecDeque::new(),
             requests: VecDeque::new(),
+            reply_ports: ReplyPorts::default(),
             writes: Vec::new(),
             sends: Vec::new(),
             heard_control_seqs: BTreeMap::new(),
@@ -131,19 +132,19 @@ impl SimRelay {
 }
 
 /// The stream that ended by this input.
-fn closed_session(input: &CoreCommand) -> Option<SessionId> {
+fn closed_session(input: &CoreInput) -> Option<SessionId> {
     match input {
-        CoreCommand::SessionClosed { session } => Some(*session),
+        CoreInput::Session(SessionInput::Closed { session }) => Some(*session),
         _ => None,
     }
 }
 
-fn welcome_settlements(effects: &Effects) -> Option<Vec<AttemptSettlement>> {
+fn welcome_settlements(effects: &SimEffects) -> Option<Vec<AttemptSettlement>> {
     effects
         .deliveries
         .iter()
         .find_map(|outgoing| match &outgoing.delivery {
-            Delivery::ToSession {
+            SimDelivery::ToSession {
                 message: DaemonMessage::Welcome { settlements, .. },
                 ..
             } => Some(settlements.clone()),
@@ -184,6 +185,7 @@ impl Simulation {
         );
         self.relay.core = Some(core);
         self.reset_watchers();
+        let effects = self.relay.reply_ports.open_replies(effects);
         self.apply_effects(effects);
         if self.relay.has_unknown_grants {
             let begun = self.relay.store.view.scheduler.suspensions.last();
@@ -235,60 +237,6 @@ impl Simulation {
         self.schedule(self.now + down, ScheduledEvent::RelayBoot);
     }
 
-    /// Something came in on a stream; the loop will see it in its next turn.
-    pub(crate) fn deliver_to_relay(&mut self, conn: usize, item: UpstreamItem) {
-        if self.relay.core.is_none() || !self.streams[conn].relay_open {
-            return;
-        }
-        let session = self.streams[conn].session;
-        let (input, nth) = match item {
-            UpstreamItem::Hello(hello) => {
-                self.streams[conn].hello_read = true;
-                (CoreCommand::SessionOpened { session, hello }, None)
-            }
-            UpstreamItem::Input(input) => (input, None),
-            // A result that came before its output is refused, and comes again in its place; other ends wait in the session.
-            UpstreamItem::Frame {
-                frame,
-                is_replay: ghost,
-                ..
-            } if ghost && self.is_before_its_output(&frame) => {
-                match self.mark_output_missing(frame) {
-                    Some(frame) => (CoreCommand::Frame(frame), None),
-                    None => return,
-                }
-            }
-            UpstreamItem::Frame {
-                frame,
-                frame_number: nth,
-                ..
-            } => (CoreCommand::Frame(frame), nth),
-            UpstreamItem::Output(chunk) => return self.store_output(conn, &chunk),
-            UpstreamItem::End => {
-                self.streams[conn].relay_open = false;
-                (CoreCommand::SessionClosed { session }, None)
-            }
-        };
-        self.relay.inbox.push_back((input, nth));
-        self.wake_relay();
-    }
-
-    pub(crate) fn send_request(
-        &mut self,
-        make: impl FnOnce(RequestId) -> CoreCommand,
-    ) -> Option<RequestId> {
-        self.relay.core.as_ref()?;
-        let request = RequestId(self.clients.next_request());
-        self.relay.requests.push_back(make(request));
-        self.wake_relay();
-        Some(request)
-    }
-
-    pub(crate) fn send_agent_input(&mut self, input: CoreCommand) {
-        self.relay.inbox.push_back((input, None));
-        self.wake_relay();
-    }
-
     pub(crate) fn wake_relay(&mut self) {
         // A busy loop takes several at once.
         let busy = if self.rng.chance(20) {
@@ -316,15 +264,15 @@ impl Simulation {
             return self.schedule_turn(self.relay.stalled_until);
         }
         self.detect_stall();
-        while let Some((input, nth)) = self.relay.inbox.pop_front() {
-            self.handle_input(input, nth);
+        while let Some(input) = self.relay.inbox.pop_front() {
+            self.handle_input(input);
         }
         let due = self.relay.core.as_ref().and_then(Core::next_deadline);
         if due.is_some_and(|due| due <= self.relay.monotonic_time(self.now)) {
-            self.handle_input(CoreCommand::Tick, None);
+            self.handle_input(CoreInput::Tick.into());
         }
         while let Some(request) = self.relay.requests.pop_front() {
-            self.handle_input(request, None);
+            self.handle_input(request);
         }
         self.relay.is_first_turn_after_stall = false;
         self.finish_turn();
@@ -422,20 +370,23 @@ impl Simulation {
     }
 
     /// One input, completed as the shell does it, decided by the core, and judged.
-    fn handle_input(&mut self, mut input: CoreCommand, nth: Option<u64>) {
+    fn handle_input(&mut self, received: RelayInput) {
+        let RelayInput {
+            input,
+            frame_number,
+            probe,
+        } = received;
         self.counts.inputs += 1;
-        if let Some(core) = &self.relay.core {
-            core.load_stored_records(&mut input, &self.relay.store.view);
-        }
         self.add_trace(|| describe_input(&input));
         self.record_activity(&input);
-        let before = self.state_before(&input, nth);
+        let before = self.state_before(&input, frame_number, probe);
         let now = self.relay_now();
         let Some(core) = &mut self.relay.core else {
             return;
         };
         let named = closed_session(&input);
-        let effects = core.handle(input, now, &mut self.id_source);
+        let effects = core.handle(input, &self.relay.store.view, now, &mut self.id_source);
+        let effects = self.relay.reply_ports.open_replies(effects);
         self.record_stream_changes(named, &effects);
         self.record_agent_grants(&effects);
         self.check_operation(&before, &effects);
@@ -447,13 +398,13 @@ impl Simulation {
         self.check_open_task_bounds();
     }
 
-    fn apply_effects(&mut self, effects: Effects) {
+    fn apply_effects(&mut self, effects: SimEffects) {
         self.check_and_apply_writes(&effects);
         self.queue_effects(effects);
     }
 
     /// Every write is judged by what was written before it.
-    fn check_and_apply_writes(&mut self, effects: &Effects) {
+    fn check_and_apply_writes(&mut self, effects: &SimEffects) {
         for count in &effects.metrics {
             self.count_core_event(count);
         }
@@ -467,7 +418,7 @@ impl Simulation {
         }
     }
 
-    fn queue_effects(&mut self, effects: Effects) {
+    fn queue_effects(&mut self, effects: SimEffects) {
         self.relay.writes.extend(effects.changes);
         self.relay.sends.extend(effects.deliveries);
     }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use baton_core::ids::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
-use baton_core::io::command::{FinishedTask, RemovableTask};
 use baton_core::io::effects::RecordChange;
+use baton_core::io::stored_lookup::{FinishedTask, RemovableTask};
 use baton_core::record::{
     AttemptRecord, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
     ForgottenDaemonsRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord,

@@ -1,13 +1,12 @@
 //! What agents without a daemon ask and are told, in the words of histories.
 
+use baton_core::commands::EndAttempt;
 use baton_core::goal::progress::GoalReport;
-use baton_core::io::command::AgentLeaseVerb;
-use baton_core::io::effects::CoreReply;
-use baton_core::io::rejection::Rejection;
 use baton_core::record::TaskRecord;
 use baton_history::{CallOutcome, ClientOperation, Observation};
 
-use crate::agents::agent_call::{AgentRequest, ends_attempt};
+use crate::agents::agent_call::{AgentRequest, SimLeaseVerb, ends_attempt};
+use crate::relay::sim_reply::{SimOutcome, SimReply};
 use crate::report::history_writer::answer_observation;
 use crate::simulation::Simulation;
 
@@ -45,10 +44,10 @@ impl Simulation {
         agent: usize,
         call: u64,
         wish: &AgentRequest,
-        told: &Result<CoreReply, Rejection>,
+        told: &SimOutcome,
     ) {
         let who = format!("agent-{agent}");
-        if let Ok(CoreReply::Granted(Some(grant))) = told {
+        if let Ok(SimReply::Granted(Some(grant))) = told {
             let (record, attempt) = (&grant.record, grant.to.attempt.to_string());
             let granted = Observation::Granted {
                 tenant: record.tenant.to_string(),
@@ -84,14 +83,14 @@ impl Simulation {
         }
     }
 
-    fn record_agent_outcome(&mut self, who: &str, call: u64, told: &Result<CoreReply, Rejection>) {
+    fn record_agent_outcome(&mut self, who: &str, call: u64, told: &SimOutcome) {
         match told {
-            Ok(CoreReply::Progressed { record, .. }) => {
+            Ok(SimReply::Progressed { record, .. }) => {
                 self.record_observation(who, || {
                     answer_observation(call, CallOutcome::Ok, Some(record), None, false)
                 });
             }
-            Ok(CoreReply::Checkpointed { record, checkpoint }) => {
+            Ok(SimReply::Checkpointed { record, checkpoint }) => {
                 self.record_observation(who, || {
                     answer_observation(call, CallOutcome::Ok, Some(record), None, false)
                 });
@@ -140,26 +139,23 @@ fn call_observation(
     }
 }
 
-fn operation_of(verb: &AgentLeaseVerb) -> Option<ClientOperation> {
+fn operation_of(verb: &SimLeaseVerb) -> Option<ClientOperation> {
     match verb {
-        AgentLeaseVerb::Goal(GoalReport::Progress(_)) => Some(ClientOperation::Progress),
-        AgentLeaseVerb::Goal(GoalReport::Checkpoint(_)) => Some(ClientOperation::Checkpoint),
-        AgentLeaseVerb::Goal(GoalReport::Block(_))
-        | AgentLeaseVerb::Renew
-        | AgentLeaseVerb::Complete(..)
-        | AgentLeaseVerb::Fail(_)
-        | AgentLeaseVerb::Release { .. }
-        | AgentLeaseVerb::Cancel { .. } => None,
+        SimLeaseVerb::Goal(GoalReport::Progress(_)) => Some(ClientOperation::Progress),
+        SimLeaseVerb::Goal(GoalReport::Checkpoint(_)) => Some(ClientOperation::Checkpoint),
+        SimLeaseVerb::Goal(GoalReport::Block(_)) | SimLeaseVerb::Renew | SimLeaseVerb::End(_) => {
+            None
+        }
     }
 }
 
-fn terminal_word(verb: &AgentLeaseVerb) -> &'static str {
+fn terminal_word(verb: &SimLeaseVerb) -> &'static str {
     match verb {
-        AgentLeaseVerb::Complete(..) => "complete",
-        AgentLeaseVerb::Fail(_) => "error",
-        AgentLeaseVerb::Cancel { .. } => "canceled",
-        AgentLeaseVerb::Release { .. } => "released",
-        AgentLeaseVerb::Goal(_) => "block",
-        AgentLeaseVerb::Renew => "renew",
+        SimLeaseVerb::End(EndAttempt::Complete(..)) => "complete",
+        SimLeaseVerb::End(EndAttempt::Fail(_)) => "error",
+        SimLeaseVerb::End(EndAttempt::Cancel { .. }) => "canceled",
+        SimLeaseVerb::End(EndAttempt::Release { .. }) => "released",
+        SimLeaseVerb::Goal(_) => "block",
+        SimLeaseVerb::Renew => "renew",
     }
 }

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use baton_core::ids::{AttemptId, RequestId, TaskId};
-use baton_core::io::command::FrameBody;
-use baton_core::io::effects::{CoreReply, DaemonMessage};
-use baton_core::io::rejection::Rejection;
+use baton_core::ids::{AttemptId, TaskId};
+use baton_core::io::effects::DaemonMessage;
+use baton_core::io::session_input::FrameBody;
 use baton_core::record::{TaskRecord, TimelineEvent, TimelineEventKind};
 use baton_history::{
     CallOutcome, ClientOperation, FinalAttempt, History, HistoryEvent, HistoryLine, Observation,
@@ -15,6 +14,7 @@ use baton_history::{
 use crate::clients::sim_clients::SimClientRequest;
 use crate::faults::replayed_frames::SentFrame;
 use crate::options::SimulationOptions;
+use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
 /// What was seen so far, and which watch of a task is open.
@@ -115,24 +115,24 @@ impl Simulation {
         &mut self,
         request: RequestId,
         asked: &SimClientRequest,
-        outcome: &Result<CoreReply, Rejection>,
+        outcome: &SimOutcome,
     ) {
         let (outcome, record, already, code) = match (asked, outcome) {
             (
                 SimClientRequest::Submit(_) | SimClientRequest::Conflict(_),
-                Ok(CoreReply::Submitted { record, created }),
+                Ok(SimReply::Submitted { record, created }),
             ) => (CallOutcome::Ok, Some(record), !created, None),
             (
                 SimClientRequest::Cancel(_)
                 | SimClientRequest::Operate(_)
                 | SimClientRequest::Resume(..),
-                Ok(CoreReply::Task(record)),
+                Ok(SimReply::Task(record)),
             )
             | (
                 SimClientRequest::Block(_) | SimClientRequest::Progress(..),
-                Ok(CoreReply::Progressed { record, .. }),
+                Ok(SimReply::Progressed { record, .. }),
             ) => (CallOutcome::Ok, Some(record), false, None),
-            (SimClientRequest::Cancel(_), Ok(CoreReply::Finished(record))) => {
+            (SimClientRequest::Cancel(_), Ok(SimReply::Finished(record))) => {
                 (CallOutcome::Ok, Some(record), true, None)
             }
             (

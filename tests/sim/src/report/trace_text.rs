@@ -1,22 +1,23 @@
 //! How inputs, writes and messages look in a trace: short, and the same for the same seed.
 
-use baton_core::io::command::CoreCommand;
+use baton_core::io::command::CoreInput;
 use baton_core::io::effects::RecordChange;
+use baton_core::io::session_input::SessionInput;
 
-pub(crate) fn describe_input(input: &CoreCommand) -> String {
+pub(crate) fn describe_input(input: &CoreInput) -> String {
     match input {
-        CoreCommand::Frame(frame) => format!(
+        CoreInput::Session(SessionInput::Frame(frame)) => format!(
             "relay <- frame {} of {} {:?}",
             frame.control_seq, frame.frame_ref.attempt, frame.body
         ),
-        CoreCommand::Heartbeat { session, heartbeat } => {
+        CoreInput::Session(SessionInput::Heartbeat { session, heartbeat }) => {
             let named: Vec<_> = heartbeat.renewals.iter().map(|(a, _)| *a).collect();
             format!(
                 "relay <- heartbeat {} on {session} {named:?}",
                 heartbeat.seq
             )
         }
-        CoreCommand::SessionOpened { session, hello } => {
+        CoreInput::Session(SessionInput::Opened { session, hello }) => {
             let active: Vec<_> = hello
                 .active
                 .iter()

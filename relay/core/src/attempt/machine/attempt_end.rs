@@ -7,10 +7,10 @@ use crate::attempt::retry_policy;
 use crate::attempt::timers::TimerFact;
 use crate::goal::completion_contract;
 use crate::goal::completion_contract::FoundArtifact;
-use crate::io::command::{
+use crate::io::rejection::Rejection;
+use crate::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, NO_RESULT_MESSAGE, ProcessTermination,
 };
-use crate::io::rejection::Rejection;
 use crate::record::{
     AttemptEnd, AttemptState, EndState, EndedBy, FailureCode, InputState, ParkCause, ParkedState,
     RejectCode, TerminationReceipt, TimelineEventKind, TimerKind, TokenUsage,

@@ -4,10 +4,10 @@
 use super::attempt_end::{canceled_by, timer_failure_code};
 use super::{AttemptMachine, EventOutcome, MachineEvent};
 use crate::attempt::timers::{TimerFact, TimerKey};
-use crate::io::command::{
+use crate::io::rejection::Rejection;
+use crate::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination,
 };
-use crate::io::rejection::Rejection;
 use crate::record::{
     AttemptState, EndState, EndedBy, FailureCode, LifecyclePhase, ParkCause, PendingEnd,
     TerminationReceipt, TimelineEventKind, TimerKind,

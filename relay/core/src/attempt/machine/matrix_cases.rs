@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{ForceAttemptEnd, ForcedEnd, MachineEvent};
 use crate::attempt::timers::TimerKey;
 use crate::ids::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
-use crate::io::command::{
+use crate::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination,
 };
 use crate::record::{
@@ -125,16 +125,13 @@ fn cleaning(pending: Option<PendingEnd>) -> AttemptSetup {
 }
 
 pub(super) fn states() -> Vec<(&'static str, AttemptSetup)> {
-    let deadline = PendingEnd::Deadline {
-        timer: TimerKind::StreamIdle,
-        tool: None,
-        phase: None,
-    };
-    let parked = ParkedState {
-        cause: ParkCause::InputTimeout,
-        since: WallTime(0),
-        receipt: TerminationReceipt::Unconfirmed,
-    };
+    let mut states = open_states();
+    states.extend(cleanup_states());
+    states.extend(ended_states());
+    states
+}
+
+fn open_states() -> Vec<(&'static str, AttemptSetup)> {
     vec![
         (
             "queued",
@@ -181,6 +178,16 @@ pub(super) fn states() -> Vec<(&'static str, AttemptSetup)> {
                 Some(LifecyclePhase::FirstEventSeen),
             ),
         ),
+    ]
+}
+
+fn cleanup_states() -> Vec<(&'static str, AttemptSetup)> {
+    let deadline = PendingEnd::Deadline {
+        timer: TimerKind::StreamIdle,
+        tool: None,
+        phase: None,
+    };
+    vec![
         ("cleaning_up, begun by the daemon", cleaning(None)),
         (
             "cleaning_up, begun by the daemon for a deadline",
@@ -194,6 +201,16 @@ pub(super) fn states() -> Vec<(&'static str, AttemptSetup)> {
             cleaning(Some(PendingEnd::Cancel { operator: false })),
         ),
         ("cleaning_up, to park", cleaning(Some(PendingEnd::Park))),
+    ]
+}
+
+fn ended_states() -> Vec<(&'static str, AttemptSetup)> {
+    let parked = ParkedState {
+        cause: ParkCause::InputTimeout,
+        since: WallTime(0),
+        receipt: TerminationReceipt::Unconfirmed,
+    };
+    vec![
         (
             "parked",
             leased(

@@ -32,10 +32,10 @@ use std::sync::Arc;
 use crate::attempt::timers::{TimerFact, TimerKey, TimerLimits, TimerSet};
 use crate::config::Config;
 use crate::ids::{AttemptId, InputId};
-use crate::io::command::{
+use crate::io::rejection::Rejection;
+use crate::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, OutputSignal, ProcessTermination,
 };
-use crate::io::rejection::Rejection;
 use crate::record::{
     AttemptRecord, AttemptState, InputRecord, LeaseHolder, LeaseRecord, LifecyclePhase, OpenTool,
     ParkCause, RejectCode, StoredAnswer, TimelineEventKind, TimerKind,

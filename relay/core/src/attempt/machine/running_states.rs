@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{AttemptMachine, EventOutcome, MachineEvent};
 use crate::attempt::timers::{TimerFact, TimerKey};
-use crate::io::command::OutputSignal;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::OutputSignal;
 use crate::record::{
     AttemptState, EndState, EndedBy, FailureCode, LifecyclePhase, OpenTool, PendingEnd,
     TimelineEventKind, TimerKind,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::ids::{AttemptId, DaemonId, InstanceId, SessionId, TenantScope};
-use crate::io::command::{DaemonHello, MachineLoad};
+use crate::io::session_input::{DaemonHello, MachineLoad};
 use crate::record::{AgentRecord, DaemonRecord};
 use crate::time::MonotonicTime;
 

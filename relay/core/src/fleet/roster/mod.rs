@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::attempt::timers::DeadlineIndex;
 use crate::config::Config;
 use crate::ids::{AttemptId, DaemonId, SessionId, TaskId};
-use crate::io::command::{DaemonHello, MachineLoad};
+use crate::io::session_input::{DaemonHello, MachineLoad};
 use crate::record::DaemonRecord;
 use crate::time::MonotonicTime;
 

@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
+use crate::commands::EndAttempt;
 use crate::ids::{AttemptId, TaskId};
-use crate::io::command::{AgentLeaseVerb, AgentPrincipal, CompletedBody, LeaseToken};
+use crate::io::command::AgentPrincipal;
+use crate::io::command::CoreInput;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{CompletedBody, LeaseToken};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, EndState, EndedBy, FailureCode, TaskState, TerminationReceipt, TimelineEvent,
@@ -16,16 +19,17 @@ use crate::task::spec::{
     CompletionContract, MissingPolicy, RequiredArtifact, RetryPolicy, TaskSpec, UnsafeLossPolicy,
 };
 use crate::tests::harness::{
-    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb, fail,
+    AgentLeaseHandle, AgentLeaseVerb, CoreHarness, GRACE, TTL, agent, agent_task_spec,
+    complete_verb, fail,
 };
 
 fn verbs() -> Vec<AgentLeaseVerb> {
     vec![
         AgentLeaseVerb::Renew,
-        AgentLeaseVerb::Release { reason: None },
+        AgentLeaseVerb::End(EndAttempt::Release { reason: None }),
         complete_verb(b"done"),
         fail(FailureCode::AgentExit),
-        AgentLeaseVerb::Cancel { reason: None },
+        AgentLeaseVerb::End(EndAttempt::Cancel { reason: None }),
     ]
 }
 
@@ -222,7 +226,7 @@ fn a_released_task_is_queued_at_once_and_its_old_holder_is_refused() {
     let mut world = CoreHarness::new();
     let hand = world.claimed_task(&agent(1));
     let reason = Some("out of time".into());
-    let released = AgentLeaseVerb::Release { reason };
+    let released = AgentLeaseVerb::End(EndAttempt::Release { reason });
     let record = world.end_by_agent(&hand, released.clone()).unwrap();
     assert_eq!(
         (record.state, record.attempts.len()),
@@ -285,14 +289,20 @@ fn renew_reports_a_cancel_without_renewing_and_cancel_confirms_it() {
         Rejection::BeingCanceled
     );
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+        .end_by_agent(
+            &hand,
+            AgentLeaseVerb::End(EndAttempt::Cancel { reason: None }),
+        )
         .unwrap();
     assert_eq!(record.state, TaskState::Canceled);
     assert!(record.cancel.as_ref().unwrap().confirmed.is_some());
     assert!(world.store.fences.is_empty());
     assert_eq!(
         world
-            .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason: None })
+            .end_by_agent(
+                &hand,
+                AgentLeaseVerb::End(EndAttempt::Cancel { reason: None })
+            )
             .unwrap(),
         record
     );
@@ -319,7 +329,7 @@ fn an_agent_may_cancel_the_task_that_it_holds() {
     let hand = world.claimed_task(&agent(1));
     let reason = Some("not wanted any more".into());
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Cancel { reason })
+        .end_by_agent(&hand, AgentLeaseVerb::End(EndAttempt::Cancel { reason }))
         .unwrap();
     let cancel = record.cancel.as_ref().unwrap();
     assert_eq!(
@@ -370,7 +380,7 @@ fn a_completion_without_its_files_is_refused_and_can_be_repeated() {
         Ok((TTL, false)),
         "the attempt is still leased"
     );
-    let AgentLeaseVerb::Complete(mut completed, _) = complete_verb(b"done") else {
+    let AgentLeaseVerb::End(EndAttempt::Complete(mut completed, _)) = complete_verb(b"done") else {
         panic!("not a completion");
     };
     completed
@@ -386,7 +396,10 @@ fn a_completion_without_its_files_is_refused_and_can_be_repeated() {
             problem: None,
         });
     let record = world
-        .end_by_agent(&hand, AgentLeaseVerb::Complete(completed, None))
+        .end_by_agent(
+            &hand,
+            AgentLeaseVerb::End(EndAttempt::Complete(completed, None)),
+        )
         .unwrap();
     assert_eq!(record.state, TaskState::Completed);
 }
@@ -410,13 +423,13 @@ fn a_stalled_relay_credits_agent_leases() {
     let hand = world.claimed_task(&agent(1));
     world.pass(TTL - 10_000);
     world.skip_time(GRACE + 10_000);
-    world.send_input(crate::io::command::CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(world.renew(&hand), Ok((TTL, false)));
     // Stall credit is limited, so stalls alone do not keep a lease forever.
     for _ in 0..8 {
         world.skip_time(TTL);
-        world.send_input(crate::io::command::CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
 }
@@ -428,12 +441,12 @@ fn stall_credit_is_counted_for_each_holder() {
     let hand = world.claimed_task(&agent(1));
     for _ in 0..8 {
         world.skip_time(TTL);
-        world.send_input(crate::io::command::CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Lost);
     let next = world.pick_up(&agent(2), hand.task, None).unwrap();
     world.skip_time(TTL + GRACE);
-    world.send_input(crate::io::command::CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert_eq!(world.attempt_state(hand.task), AttemptStateKind::Accepted);
     assert_eq!(world.renew(&next), Ok((TTL, false)));
 }
@@ -472,7 +485,7 @@ fn a_daemon_cannot_change_an_attempt_that_an_agent_holds() {
     machine.boot = "boot-2";
     world.reconnect(
         &mut machine,
-        &[(&work, crate::io::command::ActiveAttemptState::Running)],
+        &[(&work, crate::io::session_input::ActiveAttemptState::Running)],
     );
     assert_eq!(world.task(hand.task), before);
     world.complete_by_agent(&hand).unwrap();
@@ -490,7 +503,7 @@ fn a_completion_by_an_operator_is_not_repeatable_by_the_agent() {
         world.operate(hand.task, by_hand).unwrap().state,
         TaskState::Completed
     );
-    let nothing = AgentLeaseVerb::Complete(CompletedBody::default(), None);
+    let nothing = AgentLeaseVerb::End(EndAttempt::Complete(CompletedBody::default(), None));
     assert_eq!(
         world.end_by_agent(&hand, nothing).unwrap_err(),
         Rejection::TaskTerminal

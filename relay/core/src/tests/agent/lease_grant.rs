@@ -1,15 +1,20 @@
 //! Tests of how agents get leases: start, claim, permissions and races.
 
 use crate::attempt::timers::TimerKey;
-use crate::ids::{RequestId, TaskId, TenantScope};
-use crate::io::command::{AgentLeaseVerb, AgentPrincipal, CoreCommand};
+use crate::commands::EndAttempt;
+use crate::commands::PauseScheduler;
+use crate::commands::UnpauseScheduler;
+use crate::ids::{TaskId, TenantScope};
+use crate::io::command::AgentPrincipal;
 use crate::io::effects::WaitReason;
 use crate::io::rejection::Rejection;
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{AttemptStateKind, EndedBy, TaskState, TerminationReceipt};
 use crate::samples;
 use crate::task::spec::TaskSpec;
-use crate::tests::harness::{CoreHarness, TTL, TestDaemon, agent, agent_task_spec, spec};
+use crate::tests::harness::{
+    AgentLeaseVerb, CoreHarness, TTL, TestDaemon, agent, agent_task_spec, spec,
+};
 
 fn keyed(world: &mut CoreHarness, key: &str) -> Result<TaskId, Rejection> {
     let hand = world.start(&agent(1), agent_task_spec(), key)?;
@@ -39,7 +44,10 @@ fn a_start_key_is_refused_while_leased_and_claims_again_after_release() {
     let hand = world.start(&agent(1), agent_task_spec(), "k").unwrap();
     assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyTaken));
     world
-        .end_by_agent(&hand, AgentLeaseVerb::Release { reason: None })
+        .end_by_agent(
+            &hand,
+            AgentLeaseVerb::End(EndAttempt::Release { reason: None }),
+        )
         .unwrap();
     assert_eq!(keyed(&mut world, "k"), Ok(hand.task));
     let other = TaskSpec {
@@ -154,13 +162,12 @@ fn nothing_is_claimed_during_a_pause() {
     let mut world = CoreHarness::new();
     let task = world.submit(agent_task_spec());
     let by = crate::tests::harness::actor();
-    let pause = |request: RequestId| CoreCommand::PauseScheduler {
-        request,
+    let pause = PauseScheduler {
         scope: TenantScope::All,
         by: by.clone(),
         reason: "r".into(),
     };
-    world.send_request(pause).unwrap();
+    world.send(pause).unwrap();
     assert!(world.claim(&agent(1), None).unwrap().is_none());
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable);
@@ -169,13 +176,12 @@ fn nothing_is_claimed_during_a_pause() {
         world.store.keys.is_empty(),
         "a refused start creates no task"
     );
-    let unpause = |request: RequestId| CoreCommand::UnpauseScheduler {
-        request,
+    let unpause = UnpauseScheduler {
         scope: TenantScope::All,
-        by: by.clone(),
+        by,
         reason: None,
     };
-    world.send_request(unpause).unwrap();
+    world.send(unpause).unwrap();
     world.operate(task, TaskOperation::Pause).unwrap();
     assert!(world.claim(&agent(1), None).unwrap().is_none());
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();

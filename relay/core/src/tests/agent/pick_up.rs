@@ -1,15 +1,16 @@
 //! Tests of pick-up: an agent blocks its task, and exactly one other agent picks it up.
 
+use crate::commands::EndAttempt;
 use crate::goal::progress::{
     BlockDraft, CheckpointDraft, GoalReport, ProgressUpdate, SanitizedText,
 };
-use crate::io::command::{AgentLeaseVerb, AgentPrincipal};
-use crate::io::effects::CoreReply;
+use crate::io::command::AgentPrincipal;
 use crate::io::rejection::Rejection;
 use crate::record::{AttemptState, AttemptStateKind, ParkCause, TaskState, TimelineEventKind};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{
-    AgentLeaseHandle, CoreHarness, GRACE, TTL, agent, agent_task_spec, complete_verb,
+    AgentAnswer, AgentLeaseHandle, AgentLeaseVerb, CoreHarness, GRACE, TTL, agent, agent_task_spec,
+    complete_verb,
 };
 
 fn block(reason: &str) -> AgentLeaseVerb {
@@ -40,7 +41,7 @@ fn block_claimed_task(world: &mut CoreHarness) -> AgentLeaseHandle {
     let hand = world.claimed_task(&agent(1));
     let parked = world.call_as_agent(&hand, block("which branch?")).unwrap();
     assert!(
-        matches!(parked, CoreReply::Checkpointed { .. }),
+        matches!(parked, AgentAnswer::Checkpointed { .. }),
         "{parked:?}"
     );
     hand
@@ -165,7 +166,7 @@ fn a_pick_up_waits_for_the_fence_of_the_daemon_that_blocked() {
         ..BlockDraft::default()
     };
     let report = GoalReport::Block(SanitizedText::new(stuck));
-    world.frame(&mut work, crate::io::command::FrameBody::Goal(report));
+    world.frame(&mut work, crate::io::session_input::FrameBody::Goal(report));
     assert_eq!(world.state(task), TaskState::NeedsAttention);
     let early = world.pick_up(&agent(1), task, None).unwrap_err();
     assert_eq!(early, Rejection::NotClaimable);
@@ -183,7 +184,7 @@ fn reports_of_an_agent_are_stored_with_the_task_and_renew_nothing() {
         let written = world
             .call_as_agent(&hand, checkpoint(&format!("step {n}")))
             .unwrap();
-        let CoreReply::Checkpointed { checkpoint, .. } = written else {
+        let AgentAnswer::Checkpointed { checkpoint, .. } = written else {
             panic!("not a checkpoint: {written:?}");
         };
         assert_eq!((checkpoint.number, &*checkpoint.by), (n, "agent-1"));
@@ -214,11 +215,14 @@ fn reports_of_an_agent_are_stored_with_the_task_and_renew_nothing() {
         summary: Some("all done".into()),
         ..ProgressUpdate::default()
     });
-    let AgentLeaseVerb::Complete(completed, _) = complete_verb(b"done") else {
+    let AgentLeaseVerb::End(EndAttempt::Complete(completed, _)) = complete_verb(b"done") else {
         panic!("not a completion");
     };
     world
-        .end_by_agent(&next, AgentLeaseVerb::Complete(completed, Some(last_words)))
+        .end_by_agent(
+            &next,
+            AgentLeaseVerb::End(EndAttempt::Complete(completed, Some(last_words))),
+        )
         .unwrap();
     assert_eq!(&*world.store.progress[&hand.task].summary, "all done");
 }

@@ -4,16 +4,17 @@
 use uuid::Uuid;
 
 use crate::agent::repeated_call::MAX_ANSWERED_CALLS;
+use crate::commands::EndAttempt;
 use crate::goal::progress::{
     BlockDraft, CheckpointDraft, GoalReport, ProgressUpdate, SanitizedText,
 };
 use crate::ids::CallId;
-use crate::io::command::{AgentLeaseVerb, LeaseToken};
-use crate::io::effects::CoreReply;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::LeaseToken;
 use crate::record::{CallFingerprint, FailureCode, TaskState};
 use crate::tests::harness::{
-    AgentLeaseHandle, CoreHarness, TTL, agent, agent_task_spec, complete_verb, fail,
+    AgentAnswer, AgentLeaseHandle, AgentLeaseVerb, CoreHarness, TTL, agent, agent_task_spec,
+    complete_verb, fail,
 };
 
 fn mark(call: u8) -> CallFingerprint {
@@ -51,16 +52,16 @@ fn call_with_mark(
     call: u8,
     hand: &AgentLeaseHandle,
     verb: AgentLeaseVerb,
-) -> Result<CoreReply, Rejection> {
+) -> Result<AgentAnswer, Rejection> {
     world.mark = Some(mark(call));
     let reply = world.call_as_agent(hand, verb);
     world.mark = None;
     reply
 }
 
-fn repeated(reply: Result<CoreReply, Rejection>) -> (TaskState, Option<u64>) {
+fn repeated(reply: Result<AgentAnswer, Rejection>) -> (TaskState, Option<u64>) {
     match reply.unwrap() {
-        CoreReply::Repeated { record, checkpoint } => (record.state, checkpoint),
+        AgentAnswer::Repeated { record, checkpoint } => (record.state, checkpoint),
         other => panic!("the call was executed again: {other:?}"),
     }
 }
@@ -73,14 +74,14 @@ fn verbs() -> Vec<(AgentLeaseVerb, TaskState, Option<u64>)> {
         (progress("one"), TaskState::Running, None),
         (block(), TaskState::NeedsAttention, Some(1)),
         (
-            AgentLeaseVerb::Release { reason: None },
+            AgentLeaseVerb::End(EndAttempt::Release { reason: None }),
             TaskState::Queued,
             None,
         ),
         (complete_verb(b"done"), TaskState::Completed, None),
         (fail(FailureCode::ProviderError), TaskState::Pending, None),
         (
-            AgentLeaseVerb::Cancel { reason: None },
+            AgentLeaseVerb::End(EndAttempt::Cancel { reason: None }),
             TaskState::Canceled,
             None,
         ),
@@ -113,7 +114,10 @@ fn a_call_without_an_id_or_with_a_new_one_is_a_new_call() {
     let hand = world.claimed_task(&agent(1));
     for call in [1, 2] {
         let reply = call_with_mark(&mut world, call, &hand, checkpoint("half")).unwrap();
-        assert!(matches!(reply, CoreReply::Checkpointed { .. }), "{reply:?}");
+        assert!(
+            matches!(reply, AgentAnswer::Checkpointed { .. }),
+            "{reply:?}"
+        );
     }
     world.call_as_agent(&hand, checkpoint("half")).unwrap();
     assert_eq!(world.task(hand.task).checkpoint_count, 3);

@@ -1,8 +1,8 @@
 //! Tests of conversations over several attempts: which agent session the next attempt resumes,
 //! and failed resumes.
 
-use crate::io::command::FrameBody;
 use crate::io::effects::DaemonMessage;
+use crate::io::session_input::FrameBody;
 use crate::record::{FailureCode, RejectCode, TaskState, TimelineEventKind};
 use crate::tests::harness::{CoreHarness, errored, spec};
 

@@ -2,9 +2,9 @@
 //! and cancels at the daemon first.
 
 use crate::ids::InputId;
-use crate::io::command::FrameBody;
 use crate::io::effects::{CancelKind, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{
     AttemptStateKind, AttentionCause, EndState, EndedBy, FailureCode, LifecyclePhase, TaskState,
     TerminationReceipt, TimerKind,

@@ -1,9 +1,10 @@
 //! Tests of the checks of frames and their order. A frame that fails a check writes nothing.
 
 use crate::ids::{AttemptId, Incarnation, SessionId, TaskId};
-use crate::io::command::{AttemptFrame, CoreCommand, FrameBody, LeaseToken};
 use crate::io::effects::{CoreMetric, DaemonMessage, Delivery};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{AttemptFrame, FrameBody, LeaseToken};
 use crate::record::{AttemptStateKind, LifecyclePhase, TaskState};
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, completed, spec};
 
@@ -14,7 +15,7 @@ fn bad_frames(
     own: SessionId,
     foreign: SessionId,
     work: &DispatchedAttempt,
-) -> Vec<(&'static str, Rejection, CoreCommand)> {
+) -> Vec<(&'static str, Rejection, SessionInput)> {
     let nil = uuid::Uuid::from_u128(9);
     let rows: [(&str, Rejection, FrameChange<'_>); 8] = [
         ("another incarnation", Rejection::StaleIncarnation, &|f| {
@@ -49,11 +50,9 @@ fn bad_frames(
             proof: Some(work.token.clone()),
             body: completed(),
             workspace: None,
-            finished: None,
-            stored_progress: Ok(None),
         };
         change(&mut frame);
-        CoreCommand::Frame(Box::new(frame))
+        SessionInput::Frame(Box::new(frame))
     };
     rows.into_iter()
         .map(|(name, code, change)| (name, code, frame(change)))
@@ -108,7 +107,7 @@ fn frames_of_a_replaced_stream_are_ignored() {
         &mut newer,
         &[(
             &work.clone(),
-            crate::io::command::ActiveAttemptState::Running,
+            crate::io::session_input::ActiveAttemptState::Running,
         )],
     );
     let (writes, old) = (world.writes, work.session);
@@ -118,7 +117,7 @@ fn frames_of_a_replaced_stream_are_ignored() {
         (world.writes, world.attempt_state(task)),
         (writes, AttemptStateKind::Starting)
     );
-    world.send_input(CoreCommand::SessionClosed { session: old });
+    world.send_input(SessionInput::Closed { session: old });
     assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     work.session = newer.session;
     world.replay(&work.clone(), work.seq, completed());
@@ -212,11 +211,10 @@ fn an_unknown_frame_consumes_its_number_and_is_counted() {
         proof: None,
         body: FrameBody::Unknown,
         workspace: None,
-        finished: None,
-        stored_progress: Ok(None),
     };
     let effects = world.core.handle(
-        CoreCommand::Frame(Box::new(frame)),
+        SessionInput::Frame(Box::new(frame)).into(),
+        &world.store,
         world.now,
         &mut world.ids,
     );

@@ -2,8 +2,8 @@
 //! and are evidence otherwise.
 
 use crate::ids::TaskId;
-use crate::io::command::{ActiveAttemptState, FrameBody};
 use crate::io::effects::SettlementVerdict;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, EndState, FailureCode, TaskState};
 use crate::task::spec::{TaskSpec, UnsafeLossPolicy};
 use crate::tests::harness::{

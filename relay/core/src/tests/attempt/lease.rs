@@ -1,8 +1,10 @@
 //! Tests of leases: renewals, expiry, extensions and stalls of the relay itself.
 
-use crate::io::command::{CoreCommand, FrameBody, HeartbeatMessage, LeaseToken};
+use crate::io::command::CoreInput;
 use crate::io::effects::{CoreMetric, DaemonMessage, LeaseRenewal};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{FrameBody, HeartbeatMessage, LeaseToken};
 use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::tests::harness::{CoreHarness, GRACE, TTL, spec};
 
@@ -76,7 +78,7 @@ fn a_wrong_token_does_not_renew() {
         unfit: false,
         load: None,
     };
-    world.send_input(CoreCommand::Heartbeat {
+    world.send_input(SessionInput::Heartbeat {
         session: machine.session,
         heartbeat,
     });
@@ -113,7 +115,7 @@ fn a_lost_stream_ends_no_attempt_and_frames_continue() {
         &mut machine,
         &[(
             &work.clone(),
-            crate::io::command::ActiveAttemptState::Running,
+            crate::io::session_input::ActiveAttemptState::Running,
         )],
     );
     work.session = machine.session;
@@ -156,7 +158,7 @@ fn a_lease_extension_is_stored_and_lasts_as_granted() {
     let task = world.submit(spec());
     let work = world.take_started();
     let attempts = vec![(work.frame_ref.attempt, work.token)];
-    world.send_input(CoreCommand::ExtendLeases {
+    world.send_input(SessionInput::ExtendLeases {
         session: machine.session,
         request: 3,
         attempts,
@@ -197,7 +199,7 @@ fn a_lease_extension_survives_a_relay_restart_and_ends_in_time() {
         AttemptStateKind::Starting,
         "the downtime of the relay is unknown, so it does not count"
     );
-    let running = crate::io::command::ActiveAttemptState::Running;
+    let running = crate::io::session_input::ActiveAttemptState::Running;
     world.reconnect(&mut machine, &[(&work, running)]);
     let mut work = work;
     work.session = machine.session;
@@ -279,7 +281,7 @@ fn a_stalled_relay_credits_connected_leases_within_a_limit() {
     };
     world.disconnect(&away);
     world.skip_time(TTL + GRACE + 60_000);
-    world.send_input(CoreCommand::Tick);
+    world.send_input(CoreInput::Tick);
     assert!(world.counts.contains(&CoreMetric::StallCredit {
         away_ms: TTL + GRACE + 60_000
     }));
@@ -296,7 +298,7 @@ fn a_stalled_relay_credits_connected_leases_within_a_limit() {
     // renewals is at most one ttl.
     for _ in 0..20 {
         world.skip_time(5_000);
-        world.send_input(CoreCommand::Tick);
+        world.send_input(CoreInput::Tick);
     }
     assert!(!leased(&world, connected_task));
 }

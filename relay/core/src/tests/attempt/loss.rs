@@ -1,6 +1,7 @@
 //! Tests of failures, losses and retries: budgets, safety, poison tasks and unhealthy daemons.
 
-use crate::io::command::{FrameBody, ProcessTermination};
+use crate::commands::ListDaemons;
+use crate::io::session_input::{FrameBody, ProcessTermination};
 use crate::record::{AttemptStateKind, AttentionCause, FailureCode, RejectCode, TaskState};
 use crate::task::spec::{TaskSpec, UnsafeLossPolicy};
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, GRACE, TTL, completed, errored, spec};
@@ -254,12 +255,7 @@ fn a_success_resets_the_failures_of_a_daemon() {
         world.frame(&mut work, body);
     }
     let scope = crate::ids::TenantScope::All;
-    let reply = world
-        .send_request(|request| crate::io::command::CoreCommand::ListDaemons { request, scope })
-        .unwrap();
-    let crate::io::effects::CoreReply::Daemons(views) = reply else {
-        panic!("{reply:?}")
-    };
+    let views = world.send(ListDaemons { scope }).unwrap();
     assert_eq!(
         (views.len(), views[0].is_sick, views[0].record.daemon),
         (1, false, machine.daemon)

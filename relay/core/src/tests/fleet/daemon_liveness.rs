@@ -1,8 +1,9 @@
 //! Tests of daemon liveness: silence is measured against the requested heartbeat interval, and
 //! a daemon that receives nothing is not alive.
 
-use crate::io::command::{CoreCommand, HeartbeatMessage};
 use crate::io::effects::{CloseReason, Delivery};
+use crate::io::session_input::HeartbeatMessage;
+use crate::io::session_input::SessionInput;
 use crate::record::AttemptStateKind;
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, TestDaemon, spec};
@@ -35,7 +36,7 @@ fn beat(
         unfit: false,
         load: None,
     };
-    world.send_input(CoreCommand::Heartbeat {
+    world.send_input(SessionInput::Heartbeat {
         session: machine.session,
         heartbeat,
     });
@@ -89,7 +90,7 @@ fn the_heartbeat_limit_grows_again_after_a_short_lease() {
         ..spec()
     });
     let mut work = world.take_started();
-    let running = crate::io::command::ActiveAttemptState::Running;
+    let running = crate::io::session_input::ActiveAttemptState::Running;
     world.reconnect(&mut machine, &[(&work.clone(), running)]);
     work.session = machine.session;
     world.frame(&mut work, crate::tests::harness::completed());

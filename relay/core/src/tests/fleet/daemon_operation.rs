@@ -1,9 +1,8 @@
 //! Tests of operators' commands on daemons: they need a reason and a visible daemon, are rate
 //! limited, and are audited.
 
+use crate::commands::{FindDaemon, ShowDaemon};
 use crate::ids::{DaemonId, DaemonRef, TenantScope};
-use crate::io::command::CoreCommand;
-use crate::io::effects::CoreReply;
 use crate::io::rejection::Rejection;
 use crate::record::{DaemonChange, DaemonCondition, DaemonOperation};
 use crate::samples::tenant;
@@ -22,10 +21,9 @@ impl CoreHarness {
         reason: &str,
     ) -> Result<(), Rejection> {
         let word = daemon_operation(machine.daemon, operation).with_reason(reason);
-        match self.send_request(|request| word.input(request))? {
-            CoreReply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
-            other => panic!("not the daemon: {other:?}"),
-        }
+        let view = self.send(word.command())?;
+        assert_eq!(view.record.daemon, machine.daemon);
+        Ok(())
     }
 
     fn find(&mut self, named: &str, scope: &TenantScope) -> Result<DaemonId, Rejection> {
@@ -33,25 +31,15 @@ impl CoreHarness {
             Ok(id) => DaemonRef::Id(id),
             Err(_) => DaemonRef::Name(named.into()),
         };
-        let look = |shown| {
-            let (scope, named) = (scope.clone(), named.clone());
-            move |request| CoreCommand::FindDaemon {
-                request,
-                scope,
-                named,
-                shown,
-            }
-        };
-        let shown = match self.send_request(look(true)) {
-            Ok(CoreReply::Daemon(view)) => Ok(view.record.daemon),
-            Ok(other) => panic!("not a daemon: {other:?}"),
-            Err(code) => Err(code),
-        };
-        let found = match self.send_request(look(false)) {
-            Ok(CoreReply::FoundDaemon(daemon)) => Ok(daemon),
-            Ok(other) => panic!("not a daemon's id: {other:?}"),
-            Err(code) => Err(code),
-        };
+        let shown = self.send(ShowDaemon {
+            scope: scope.clone(),
+            named: named.clone(),
+        });
+        let shown = shown.map(|view| view.record.daemon);
+        let found = self.send(FindDaemon {
+            scope: scope.clone(),
+            named,
+        });
         assert_eq!(shown, found);
         found
     }
@@ -132,11 +120,11 @@ fn a_blank_reason_is_checked_first_and_a_foreign_daemon_is_unknown() {
     for operation in [DaemonOperation::Drain, DaemonOperation::Disconnect] {
         for daemon in [machine.daemon, unknown] {
             let word = daemon_operation(daemon, operation).with_reason(" \t");
-            let refused = world.send_request(|request| word.input(request));
+            let refused = world.send(word.command());
             assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
         }
         let word = daemon_operation(machine.daemon, operation).of(TenantScope::One(tenant("acme")));
-        let refused = world.send_request(|request| word.input(request));
+        let refused = world.send(word.command());
         assert_eq!(refused.unwrap_err(), Rejection::UnknownDaemon);
     }
     assert!(world.changes().is_empty());
@@ -203,7 +191,7 @@ fn a_daemon_is_found_by_its_id_or_its_unique_name() {
         session: world.new_session(),
         ..second
     };
-    let renamed = |hello: &mut crate::io::command::DaemonHello| {
+    let renamed = |hello: &mut crate::io::session_input::DaemonHello| {
         hello.name = "daemon-1".into();
         hello.scope = foreign.clone();
     };

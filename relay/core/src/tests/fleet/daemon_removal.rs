@@ -1,9 +1,8 @@
 //! Tests of forgetting daemons: only a disconnected daemon without attempts can be forgotten,
 //! and it is audited.
 
+use crate::commands::ForgetDaemon;
 use crate::ids::TenantScope;
-use crate::io::command::CoreCommand;
-use crate::io::effects::CoreReply;
 use crate::io::rejection::Rejection;
 use crate::samples;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, TestDaemon, actor, completed, spec};
@@ -16,17 +15,14 @@ impl CoreHarness {
     ) -> Result<(), Rejection> {
         let (daemon, by) = (machine.daemon, actor());
         let reason = "scrapped".into();
-        let reply = self.send_request(|request| CoreCommand::ForgetDaemon {
-            request,
+        let view = self.send(ForgetDaemon {
             scope,
             daemon,
             by,
             reason,
         })?;
-        match reply {
-            CoreReply::Daemon(view) if view.record.daemon == daemon => Ok(()),
-            other => panic!("not the daemon that was forgotten: {other:?}"),
-        }
+        assert_eq!(view.record.daemon, daemon);
+        Ok(())
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::ids::{Incarnation, InstanceId, TaskId, TenantId, TenantScope};
-use crate::io::command::{
-    ActiveAttempt, ActiveAttemptState, FinishedTask, FrameBody, LeaseToken, ProcessTermination,
-    RemovableTask,
-};
 use crate::io::effects::{CloseReason, DaemonMessage, Delivery, SettlementVerdict};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{
+    ActiveAttempt, ActiveAttemptState, FrameBody, LeaseToken, ProcessTermination,
+};
+use crate::io::stored_lookup::{FinishedTask, RemovableTask};
 use crate::io::stored_lookup::{StoredLookup, StoredTasks, TaskLookup};
 use crate::record::{
     AttemptStateKind, FailureCode, IdempotencyRecord, LifecyclePhase, ProgressRecord, TaskState,
@@ -249,7 +250,7 @@ fn an_undelivered_dispatch_is_retried() {
     let _machine = world.connect_daemon(1);
     let task = world.submit(spec());
     let work = world.dispatch();
-    world.send_input(crate::io::command::CoreCommand::DeliveryFailed {
+    world.send_input(SessionInput::DeliveryFailed {
         session: work.session,
         attempt: work.frame_ref.attempt,
     });
@@ -433,8 +434,12 @@ fn a_task_that_the_session_did_not_find_is_not_looked_up_again() {
             ..live
         },
     ];
-    let mut input = world.hello(&machine, active);
+    let hello = Box::new(world.hello(&machine, active));
     let stored = EmptyStoredTasks::default();
-    world.core.load_stored_records(&mut input, &stored);
+    let session = world.new_session();
+    let opened = SessionInput::Opened { session, hello };
+    world
+        .core
+        .handle(opened.into(), &stored, world.now, &mut world.ids);
     assert_eq!(stored.0.get(), 1, "only the task that may have ended since");
 }

@@ -6,14 +6,18 @@ use uuid::Uuid;
 
 use super::CoreHarness;
 use super::frames::{digest, spec};
-use crate::ids::{AttemptId, TaskId, TokenId};
-use crate::io::command::{
-    AgentLeaseCall, AgentLeaseVerb, AgentPrincipal, CompletedBody, CoreCommand, ErroredBody,
-    LeaseToken, PriorSubmission, ProcessTermination, SubmitTask,
+use crate::commands::{
+    AgentCallReply, AgentCaller, AgentLeaseCall, AgentLeaseProof, AgentVerb, BlockAttempt,
+    ClaimTask, EndAttempt, PickUpTask, RenewAgentLease, ReportAttemptProgress, StartTask,
+    SubmitTask, WriteAttemptCheckpoint,
 };
-use crate::io::effects::{AgentLeaseGrant, CoreReply};
+use crate::goal::progress::GoalReport;
+use crate::ids::{AttemptId, TaskId, TokenId};
+use crate::io::command::AgentPrincipal;
+use crate::io::effects::AgentLeaseGrant;
 use crate::io::rejection::Rejection;
-use crate::record::{FailureCode, TaskRecord, TokenUsage};
+use crate::io::session_input::{CompletedBody, ErroredBody, LeaseToken, ProcessTermination};
+use crate::record::{CheckpointRecord, FailureCode, TaskRecord, TokenUsage};
 use crate::samples;
 use crate::task::spec::TaskSpec;
 use crate::time::IdSource;
@@ -55,6 +59,52 @@ impl AgentLeaseHandle {
             token: grant.token.clone(),
         }
     }
+
+    fn proof(&self) -> AgentLeaseProof {
+        AgentLeaseProof {
+            agent: self.agent.clone(),
+            task: self.task,
+            attempt: self.attempt,
+            token: self.token.clone(),
+        }
+    }
+}
+
+/// What an agent may call for, as one type.
+#[derive(Clone, Debug)]
+pub(in crate::tests) enum AgentLeaseVerb {
+    Renew,
+    Goal(GoalReport),
+    End(EndAttempt),
+}
+
+/// What it is answered, as one type.
+#[derive(Debug)]
+pub(in crate::tests) enum AgentAnswer {
+    Task(Arc<TaskRecord>),
+    Renewed,
+    Progressed,
+    Checkpointed {
+        checkpoint: Arc<CheckpointRecord>,
+    },
+    Repeated {
+        record: Arc<TaskRecord>,
+        checkpoint: Option<u64>,
+    },
+}
+
+impl AgentAnswer {
+    fn from_reply<D>(
+        reply: AgentCallReply<D>,
+        done: impl FnOnce(Arc<TaskRecord>, D) -> Self,
+    ) -> Self {
+        match reply {
+            AgentCallReply::Done { record, done: of } => done(record, of),
+            AgentCallReply::Repeated { record, checkpoint } => {
+                AgentAnswer::Repeated { record, checkpoint }
+            }
+        }
+    }
 }
 
 impl CoreHarness {
@@ -68,28 +118,22 @@ impl CoreHarness {
             idempotency_key: Some(key.into()),
             ..spec
         };
-        let (request, task, digest) = (self.request(), TaskId(self.ids.new_id()), digest(&spec));
-        let known = self.store.keys.get(&(spec.tenant.clone(), key.to_owned()));
-        let prior = known.map(|known| PriorSubmission {
-            task: known.task,
-            digest: known.digest,
-            finished: self.store.done.get(&known.task).cloned(),
-        });
+        let (task, digest) = (TaskId(self.ids.new_id()), digest(&spec));
         let submit = SubmitTask {
-            request,
             task,
             spec: Arc::new(spec),
             digest,
-            prior_submission: Ok(prior),
         };
-        let mark = self.mark.clone().map(Box::new);
-        self.send_input(CoreCommand::Start {
-            submit,
+        let caller = self.caller(agent);
+        let grant = self.send(StartTask { submit, caller })?;
+        Ok(AgentLeaseHandle::of(agent, &grant))
+    }
+
+    fn caller(&self, agent: &AgentPrincipal) -> AgentCaller {
+        AgentCaller {
             agent: agent.clone(),
-            fingerprint: mark,
-        });
-        let hand = self.granted(agent, request)?;
-        Ok(hand.expect("a start is granted or refused"))
+            fingerprint: self.mark.clone().map(Box::new),
+        }
     }
 
     pub(in crate::tests) fn claim(
@@ -97,16 +141,9 @@ impl CoreHarness {
         agent: &AgentPrincipal,
         task: Option<TaskId>,
     ) -> Result<Option<AgentLeaseHandle>, Rejection> {
-        let request = self.request();
-        let finished = task.and_then(|task| self.store.finished(task));
-        self.send_input(CoreCommand::Claim {
-            request,
-            agent: agent.clone(),
-            fingerprint: self.mark.clone().map(Box::new),
-            task,
-            finished,
-        });
-        self.granted(agent, request)
+        let caller = self.caller(agent);
+        let grant = self.send(ClaimTask { caller, task })?;
+        Ok(grant.map(|grant| AgentLeaseHandle::of(agent, &grant)))
     }
 
     pub(in crate::tests) fn pick_up(
@@ -115,18 +152,14 @@ impl CoreHarness {
         task: TaskId,
         seen: Option<AttemptId>,
     ) -> Result<AgentLeaseHandle, Rejection> {
-        let (request, finished) = (self.request(), self.store.finished(task));
-        self.send_input(CoreCommand::PickUp {
-            request,
-            agent: agent.clone(),
-            fingerprint: self.mark.clone().map(Box::new),
+        let caller = self.caller(agent);
+        let grant = self.send(PickUpTask {
+            caller,
             task,
             attempt: seen,
             reason: None,
-            finished,
-        });
-        let hand = self.granted(agent, request)?;
-        Ok(hand.expect("a pick-up is granted or refused"))
+        })?;
+        Ok(AgentLeaseHandle::of(agent, &grant))
     }
 
     /// Submits a task for agents and lets this agent claim it.
@@ -136,50 +169,64 @@ impl CoreHarness {
         hand.expect("a named task is granted or refused")
     }
 
-    pub(in crate::tests) fn granted(
-        &mut self,
-        agent: &AgentPrincipal,
-        request: crate::ids::RequestId,
-    ) -> Result<Option<AgentLeaseHandle>, Rejection> {
-        match self.reply(request)? {
-            CoreReply::Granted(grant) => Ok(grant.map(|grant| AgentLeaseHandle::of(agent, &grant))),
-            other => panic!("not a grant: {other:?}"),
-        }
-    }
-
     pub(in crate::tests) fn call_as_agent(
         &mut self,
         hand: &AgentLeaseHandle,
         verb: AgentLeaseVerb,
-    ) -> Result<CoreReply, Rejection> {
-        let request = self.request();
-        let finished = self.store.finished(hand.task);
-        self.send_input(CoreCommand::AgentLeaseCall(Box::new(AgentLeaseCall {
-            request,
-            agent: hand.agent.clone(),
-            task: hand.task,
-            attempt: hand.attempt,
-            proof: hand.token.clone(),
-            fingerprint: self.mark.clone(),
+    ) -> Result<AgentAnswer, Rejection> {
+        match verb {
+            AgentLeaseVerb::Renew => {
+                self.renew(hand)?;
+                Ok(AgentAnswer::Renewed)
+            }
+            AgentLeaseVerb::Goal(GoalReport::Progress(update)) => {
+                let called = self.call_with(hand, ReportAttemptProgress(update))?;
+                Ok(AgentAnswer::from_reply(called, |_, _| {
+                    AgentAnswer::Progressed
+                }))
+            }
+            AgentLeaseVerb::Goal(GoalReport::Checkpoint(draft)) => {
+                let called = self.call_with(hand, WriteAttemptCheckpoint(draft))?;
+                Ok(AgentAnswer::from_reply(called, |_, checkpoint| {
+                    AgentAnswer::Checkpointed { checkpoint }
+                }))
+            }
+            AgentLeaseVerb::Goal(GoalReport::Block(block)) => {
+                let called = self.call_with(hand, BlockAttempt(block))?;
+                Ok(AgentAnswer::from_reply(called, |_, outcome| {
+                    let checkpoint = outcome.checkpoint.expect("a block writes one");
+                    AgentAnswer::Checkpointed { checkpoint }
+                }))
+            }
+            AgentLeaseVerb::End(end) => {
+                let called = self.call_with(hand, end)?;
+                Ok(AgentAnswer::from_reply(called, |record, ()| {
+                    AgentAnswer::Task(record)
+                }))
+            }
+        }
+    }
+
+    fn call_with<V: AgentVerb>(
+        &mut self,
+        hand: &AgentLeaseHandle,
+        verb: V,
+    ) -> Result<AgentCallReply<V::Done>, Rejection> {
+        let fingerprint = self.mark.clone();
+        self.send(AgentLeaseCall {
+            lease: hand.proof(),
+            fingerprint,
             verb,
-            stored_progress: self.store.stored_progress(hand.task),
-            finished,
-        })));
-        self.reply(request)
+        })
     }
 
     pub(in crate::tests) fn renew(
         &mut self,
         hand: &AgentLeaseHandle,
     ) -> Result<(u64, bool), Rejection> {
-        match self.call_as_agent(hand, AgentLeaseVerb::Renew)? {
-            CoreReply::Renewed {
-                granted_ms,
-                cancel_requested,
-                ..
-            } => Ok((granted_ms, cancel_requested)),
-            other => panic!("not a renewal: {other:?}"),
-        }
+        let lease = hand.proof();
+        let renewed = self.send(RenewAgentLease { lease })?;
+        Ok((renewed.granted_ms, renewed.cancel_requested))
     }
 
     pub(in crate::tests) fn end_by_agent(
@@ -188,7 +235,7 @@ impl CoreHarness {
         verb: AgentLeaseVerb,
     ) -> Result<Arc<TaskRecord>, Rejection> {
         match self.call_as_agent(hand, verb)? {
-            CoreReply::Task(record) => Ok(record),
+            AgentAnswer::Task(record) => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
@@ -207,11 +254,11 @@ pub(in crate::tests) fn complete_verb(result: &[u8]) -> AgentLeaseVerb {
         ended_in_lease: true,
         ..CompletedBody::default()
     };
-    AgentLeaseVerb::Complete(completed, None)
+    AgentLeaseVerb::End(EndAttempt::Complete(completed, None))
 }
 
 pub(in crate::tests) fn fail(code: FailureCode) -> AgentLeaseVerb {
-    AgentLeaseVerb::Fail(ErroredBody {
+    AgentLeaseVerb::End(EndAttempt::Fail(ErroredBody {
         code,
         retryable_hint: None,
         message: Some("it did not work".into()),
@@ -221,5 +268,5 @@ pub(in crate::tests) fn fail(code: FailureCode) -> AgentLeaseVerb {
         final_offset: 0,
         termination: ProcessTermination::default(),
         ended_in_lease: true,
-    })
+    }))
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::actor;
-use crate::ids::{DaemonId, RequestId, TenantScope};
-use crate::io::command::CoreCommand;
+use crate::ids::{DaemonId, TenantScope};
 use crate::operator::daemon_operation::OperateDaemon;
 use crate::record::DaemonOperation;
 
@@ -38,14 +37,13 @@ impl DaemonOperationRequest {
         Self { reason, ..self }
     }
 
-    pub(in crate::tests) fn input(self, request: RequestId) -> CoreCommand {
-        CoreCommand::OperateDaemon(Box::new(OperateDaemon {
-            request,
+    pub(in crate::tests) fn command(self) -> OperateDaemon {
+        OperateDaemon {
             scope: self.scope,
             daemon: self.daemon,
             by: actor(),
             reason: self.reason,
             operation: self.operation,
-        }))
+        }
     }
 }

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::ids::{AttemptId, DaemonId, TaskId, TenantId};
-use crate::io::command::FinishedTask;
+use crate::ids::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use crate::io::effects::RecordChange;
+use crate::io::stored_lookup::{FinishedTask, RemovableTask};
 use crate::record::{
     CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
     IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::recovery::damage::RecordDamage;
 use crate::task::spec::TaskSpec;
-use crate::{RecoveredState, StoredLookup, UnreadableRecord};
+use crate::{RecoveredState, StoredLookup, StoredTasks, UnreadableRecord};
 
 #[derive(Default)]
 pub(in crate::tests) struct FakeStore {
@@ -30,6 +30,8 @@ pub(in crate::tests) struct FakeStore {
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
+    /// No idempotency key can be read.
+    pub(in crate::tests) keys_damaged: bool,
     /// Damage that the next boot reports.
     pub(in crate::tests) damage: RecordDamage,
 }
@@ -161,5 +163,36 @@ impl FakeStore {
                 self.daemons.remove(&record.daemon);
             }
         }
+    }
+}
+
+/// Filters by no tenant: the core checks it itself.
+impl StoredTasks for FakeStore {
+    fn finished(&self, _tenant: &TenantId, task: TaskId) -> Option<FinishedTask> {
+        FakeStore::finished(self, task)
+    }
+
+    fn finished_in_scope(&self, _scope: &TenantScope, task: TaskId) -> Option<FinishedTask> {
+        FakeStore::finished(self, task)
+    }
+
+    fn removable(&self, _tenant: &TenantId, task: TaskId) -> Option<RemovableTask> {
+        let finished = FakeStore::finished(self, task)?;
+        Some(RemovableTask {
+            idempotency_key: finished.spec.idempotency_key.clone(),
+            record: finished.record,
+            body: None,
+        })
+    }
+
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> StoredLookup<IdempotencyRecord> {
+        if self.keys_damaged {
+            return Err(UnreadableRecord);
+        }
+        Ok(self.keys.get(&(tenant.clone(), key.to_owned())).cloned())
+    }
+
+    fn progress(&self, _tenant: &TenantId, task: TaskId) -> StoredLookup<Arc<ProgressRecord>> {
+        self.stored_progress(task)
     }
 }

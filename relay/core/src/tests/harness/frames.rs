@@ -5,8 +5,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::ids::TokenId;
-use crate::io::command::{
-    CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination, RequestActor,
+use crate::io::command::RequestActor;
+use crate::io::session_input::{
+    CanceledBody, CompletedBody, ErroredBody, FrameBody, ProcessTermination,
 };
 use crate::record::{FailureCode, ProcessExitStatus};
 use crate::samples;

@@ -1,211 +1,24 @@
-//! Helpers that send commands of clients and daemons and read the replies.
+//! Helpers that send daemon messages and read what daemons receive.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::frames::{actor, digest};
 use super::{CoreHarness, DispatchedAttempt, TestDaemon};
-use crate::ids::{
-    AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
-};
-use crate::io::command::{
-    ActiveAttempt, ActiveAttemptState, AttemptFrame, CoreCommand, DaemonHello, FrameBody,
-    HeartbeatMessage, PriorSubmission, RequestActor, SubmitTask,
-};
+use crate::ids::{AttemptId, DaemonId, InstanceId, SessionId, TenantScope, TokenId};
 use crate::io::effects::{
-    AttemptSettlement, CoreReply, DaemonMessage, Delivery, LeaseRenewal, SettlementVerdict,
-    TaskView,
+    AttemptSettlement, DaemonMessage, Delivery, LeaseRenewal, SettlementVerdict,
 };
 use crate::io::rejection::Rejection;
-use crate::io::stored_lookup::TaskLookup;
-use crate::operator::task_operation::{OperateTask, TaskOperation};
-use crate::record::{
-    AttemptRecord, AttemptState, AttemptStateKind, FailureCode, InputDecision, LifecyclePhase,
-    TaskRecord, TaskState,
+use crate::io::session_input::{
+    ActiveAttempt, ActiveAttemptState, AttemptFrame, DaemonHello, FrameBody, HeartbeatMessage,
+    SessionInput,
 };
-use crate::samples;
-use crate::task::spec::TaskSpec;
+use crate::io::stored_lookup::TaskLookup;
+use crate::record::LifecyclePhase;
 use crate::time::IdSource;
 
 impl CoreHarness {
-    pub(super) fn request(&mut self) -> RequestId {
-        self.requests += 1;
-        RequestId(self.requests)
-    }
-
-    pub(in crate::tests) fn submit(&mut self, spec: TaskSpec) -> TaskId {
-        self.try_submit(spec).expect("admitted").0
-    }
-
-    pub(in crate::tests) fn try_submit(
-        &mut self,
-        spec: TaskSpec,
-    ) -> Result<(TaskId, bool), Rejection> {
-        let (request, task) = (self.request(), TaskId(self.ids.new_id()));
-        let digest = digest(&spec);
-        let key = spec
-            .idempotency_key
-            .clone()
-            .map(|key| (spec.tenant.clone(), key));
-        let prior = key
-            .and_then(|key| self.store.keys.get(&key))
-            .map(|known| PriorSubmission {
-                task: known.task,
-                digest: known.digest,
-                finished: self.store.done.get(&known.task).cloned(),
-            });
-        self.send_input(CoreCommand::Submit(SubmitTask {
-            request,
-            task,
-            spec: Arc::new(spec),
-            digest,
-            prior_submission: Ok(prior),
-        }));
-        match self.reply(request)? {
-            CoreReply::Submitted { record, created } => Ok((record.task, created)),
-            other => panic!("not the reply to a submit: {other:?}"),
-        }
-    }
-
-    pub(in crate::tests) fn reply(&mut self, wanted: RequestId) -> Result<CoreReply, Rejection> {
-        let place = self
-            .deliveries
-            .iter()
-            .position(|send| matches!(send, Delivery::Reply { request, .. } if *request == wanted));
-        match self
-            .deliveries
-            .remove(place.expect("each request has a reply"))
-        {
-            Delivery::Reply { outcome, .. } => outcome,
-            other => panic!("not a reply: {other:?}"),
-        }
-    }
-
-    pub(in crate::tests) fn cancel(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
-        let (request, finished) = (self.request(), self.store.finished(task));
-        let (tenant, by) = (samples::tenant("acme"), actor());
-        self.send_input(CoreCommand::Cancel {
-            request,
-            tenant,
-            task,
-            by,
-            reason: None,
-            finished,
-        });
-        self.task_reply(request)
-    }
-
-    pub(in crate::tests) fn retry(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
-        // A new actor for each retry, so that the rate limit is not reached.
-        let by = RequestActor {
-            token: TokenId(Uuid::from_u128(1_000 + u128::from(self.requests))),
-            ..actor()
-        };
-        match self.operate_as(
-            by,
-            task,
-            "once more",
-            TaskOperation::Retry { allow_unsafe: true },
-        )? {
-            CoreReply::Task(record) => Ok(record),
-            other => panic!("not a task: {other:?}"),
-        }
-    }
-
-    pub(in crate::tests) fn operate(
-        &mut self,
-        task: TaskId,
-        verb: TaskOperation,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
-        let reply = self.operate_as(actor(), task, "a reason", verb)?;
-        match reply {
-            CoreReply::Task(record) => Ok(record),
-            other => panic!("not a task: {other:?}"),
-        }
-    }
-
-    pub(in crate::tests) fn operate_as(
-        &mut self,
-        by: RequestActor,
-        task: TaskId,
-        reason: &str,
-        verb: TaskOperation,
-    ) -> Result<CoreReply, Rejection> {
-        let finished = self.store.finished(task);
-        let (tenant, reason) = (samples::tenant("acme"), reason.into());
-        self.send_request(|request| {
-            CoreCommand::Operate(Box::new(OperateTask {
-                request,
-                tenant,
-                task,
-                by,
-                reason,
-                operation: verb,
-                finished,
-            }))
-        })
-    }
-
-    pub(in crate::tests) fn answer(
-        &mut self,
-        task: TaskId,
-        input: InputId,
-        approved: bool,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
-        let request = self.request();
-        let (tenant, by, payload) = (samples::tenant("acme"), actor(), Arc::from([]));
-        let decision = if approved {
-            InputDecision::Allowed
-        } else {
-            InputDecision::Denied
-        };
-        let finished = self.store.finished(task);
-        self.send_input(CoreCommand::Answer {
-            request,
-            tenant,
-            task,
-            input,
-            by,
-            decision,
-            payload,
-            finished,
-        });
-        self.task_reply(request)
-    }
-
-    pub(in crate::tests) fn send_request(
-        &mut self,
-        make: impl FnOnce(RequestId) -> CoreCommand,
-    ) -> Result<CoreReply, Rejection> {
-        let request = self.request();
-        let input = make(request);
-        self.send_input(input);
-        self.reply(request)
-    }
-
-    pub(in crate::tests) fn inspect(&mut self, task: TaskId) -> Result<Box<TaskView>, Rejection> {
-        let tenant = samples::tenant("acme");
-        match self.send_request(|request| CoreCommand::Inspect {
-            request,
-            tenant,
-            task,
-        })? {
-            CoreReply::Inspected(view) => Ok(view),
-            other => panic!("not a view: {other:?}"),
-        }
-    }
-
-    pub(super) fn task_reply(&mut self, request: RequestId) -> Result<Arc<TaskRecord>, Rejection> {
-        match self.reply(request)? {
-            CoreReply::Task(record)
-            | CoreReply::Finished(record)
-            | CoreReply::Progressed { record, .. } => Ok(record),
-            other => panic!("not a task: {other:?}"),
-        }
-    }
-
     /// Connects a daemon with four slots that can run every task of these tests.
     pub(in crate::tests) fn connect_daemon(&mut self, n: u128) -> TestDaemon {
         let machine = TestDaemon {
@@ -258,7 +71,7 @@ impl CoreHarness {
             unfit: false,
             load: None,
         };
-        self.send_input(CoreCommand::Heartbeat {
+        self.send_input(SessionInput::Heartbeat {
             session: machine.session,
             heartbeat,
         });
@@ -281,11 +94,12 @@ impl CoreHarness {
         active: Vec<ActiveAttempt>,
         change: impl FnOnce(&mut DaemonHello),
     ) {
-        let mut opened = self.hello(machine, active);
-        if let CoreCommand::SessionOpened { hello, .. } = &mut opened {
-            change(hello);
-        }
-        self.send_input(opened);
+        let mut hello = self.hello(machine, active);
+        change(&mut hello);
+        self.send_input(SessionInput::Opened {
+            session: machine.session,
+            hello: Box::new(hello),
+        });
     }
 
     /// The Hello of a daemon.
@@ -293,8 +107,8 @@ impl CoreHarness {
         &self,
         machine: &TestDaemon,
         active: Vec<ActiveAttempt>,
-    ) -> CoreCommand {
-        let hello = DaemonHello {
+    ) -> DaemonHello {
+        DaemonHello {
             daemon: machine.daemon,
             scope: TenantScope::All,
             token: TokenId(Uuid::from_u128(9)),
@@ -310,10 +124,6 @@ impl CoreHarness {
             workspaces: Vec::new(),
             draining: false,
             active,
-        };
-        CoreCommand::SessionOpened {
-            session: machine.session,
-            hello: Box::new(hello),
         }
     }
 
@@ -355,7 +165,7 @@ impl CoreHarness {
     }
 
     pub(in crate::tests) fn disconnect(&mut self, machine: &TestDaemon) {
-        self.send_input(CoreCommand::SessionClosed {
+        self.send_input(SessionInput::Closed {
             session: machine.session,
         });
     }
@@ -374,7 +184,7 @@ impl CoreHarness {
             unfit: false,
             load: None,
         };
-        self.send_input(CoreCommand::Heartbeat {
+        self.send_input(SessionInput::Heartbeat {
             session: machine.session,
             heartbeat,
         });
@@ -390,7 +200,7 @@ impl CoreHarness {
         let attempts = works
             .iter()
             .map(|work| (work.frame_ref.attempt, work.token.clone()));
-        self.send_input(CoreCommand::ExtendLeases {
+        self.send_input(SessionInput::ExtendLeases {
             session: machine.session,
             request: 1,
             attempts: attempts.collect(),
@@ -429,7 +239,6 @@ impl CoreHarness {
         control_seq: u64,
         body: FrameBody,
     ) {
-        let finished = self.store.finished(work.frame_ref.task);
         let (session, re) = (work.session, work.frame_ref);
         let frame = AttemptFrame {
             session,
@@ -439,10 +248,8 @@ impl CoreHarness {
             proof: None,
             body,
             workspace: None,
-            finished,
-            stored_progress: self.store.stored_progress(work.frame_ref.task),
         };
-        self.send_input(CoreCommand::Frame(Box::new(frame)));
+        self.send_input(SessionInput::Frame(Box::new(frame)));
     }
 
     pub(in crate::tests) fn phase(&mut self, work: &mut DispatchedAttempt, phase: LifecyclePhase) {
@@ -464,38 +271,7 @@ impl CoreHarness {
         work
     }
 
-    pub(in crate::tests) fn task(&self, task: TaskId) -> Arc<TaskRecord> {
-        let record = self
-            .store
-            .live
-            .get(&task)
-            .or_else(|| self.store.done.get(&task));
-        record.expect("a known task").clone()
-    }
-
-    pub(in crate::tests) fn state(&self, task: TaskId) -> TaskState {
-        self.task(task).state
-    }
-
-    pub(in crate::tests) fn newest(&self, task: TaskId) -> AttemptRecord {
-        self.task(task)
-            .newest_attempt()
-            .expect("an attempt")
-            .clone()
-    }
-
-    pub(in crate::tests) fn attempt_state(&self, task: TaskId) -> AttemptStateKind {
-        self.newest(task).state.kind()
-    }
-
-    pub(in crate::tests) fn end_code(&self, task: TaskId, number: usize) -> Option<FailureCode> {
-        match &self.task(task).attempts[number - 1].state {
-            AttemptState::Ended(end) => end.failure_code.clone(),
-            other => panic!("attempt {number} has not ended: {other:?}"),
-        }
-    }
-
-    /// Takes all messages to a daemon since the last call.
+    /// Messages to a daemon since the last look, but for acks and publications.
     pub(in crate::tests) fn take_messages(&mut self, machine: &TestDaemon) -> Vec<DaemonMessage> {
         let (own, rest): (Vec<Delivery>, Vec<Delivery>) = std::mem::take(&mut self.deliveries)
             .into_iter()

@@ -2,6 +2,7 @@
 //! commands of clients and daemons. It checks the invariants after each command.
 
 mod agent_calls;
+mod client_requests;
 mod daemon_operation;
 mod fake_store;
 mod frames;
@@ -9,19 +10,24 @@ mod messages;
 mod parked_task;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc;
 
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::ids::{AttemptId, DaemonId, Incarnation, InstanceId, SessionId};
-use crate::io::command::{CoreCommand, FrameRef, LeaseToken};
+use crate::io::command::{Command, CoreInput};
 use crate::io::effects::{CoreMetric, DaemonMessage, Delivery, Effects};
+use crate::io::rejection::Rejection;
+use crate::io::session_input::{FrameRef, LeaseToken};
 use crate::record::CallFingerprint;
 use crate::samples;
 use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
 use crate::{Core, RecoveredState};
 
-pub(super) use agent_calls::{AgentLeaseHandle, agent, agent_task_spec, complete_verb, fail};
+pub(super) use agent_calls::{
+    AgentAnswer, AgentLeaseHandle, AgentLeaseVerb, agent, agent_task_spec, complete_verb, fail,
+};
 pub(super) use daemon_operation::daemon_operation;
 use fake_store::FakeStore;
 pub(super) use frames::{actor, canceled, completed, errored, spec, termination_receipt};
@@ -143,10 +149,22 @@ impl CoreHarness {
         self.apply_effects(effects);
     }
 
-    pub(super) fn send_input(&mut self, input: CoreCommand) {
-        let effects = self.core.handle(input, self.now, &mut self.ids);
+    pub(super) fn send_input(&mut self, input: impl Into<CoreInput>) {
+        let effects = self
+            .core
+            .handle(input.into(), &self.store, self.now, &mut self.ids);
         self.apply_effects(effects);
         self.check();
+    }
+
+    /// Sends a command and returns its reply, which the harness sends at once.
+    pub(super) fn send<C: Command>(&mut self, command: C) -> Result<C::Reply, Rejection> {
+        self.requests += 1;
+        let (port, reply) = mpsc::channel();
+        self.send_input(CoreInput::command(command, move |outcome| {
+            port.send(outcome).expect("the harness waits for it");
+        }));
+        reply.try_recv().expect("each command has a reply")
     }
 
     fn apply_effects(&mut self, effects: Effects) {
@@ -156,6 +174,10 @@ impl CoreHarness {
             self.store.apply(write);
         }
         for outgoing in effects.deliveries {
+            if let Delivery::Reply(reply) = outgoing.delivery {
+                reply.send();
+                continue;
+            }
             if let Delivery::ToSession {
                 session,
                 message: DaemonMessage::Dispatch(dispatch),
@@ -231,13 +253,13 @@ impl CoreHarness {
         let end = self.now.monotonic + ms;
         while let Some(due) = self.core.next_deadline().filter(|due| *due <= end) {
             self.skip_time(due.since(self.now.monotonic).max(1));
-            self.send_input(CoreCommand::Tick);
+            self.send_input(CoreInput::Tick);
             if self.now.monotonic >= end {
                 return;
             }
         }
         self.skip_time(end.since(self.now.monotonic));
-        self.send_input(CoreCommand::Tick);
+        self.send_input(CoreInput::Tick);
     }
 
     /// Moves the clock while a daemon renews these attempts.

@@ -1,7 +1,7 @@
 //! Tests of the diagnosis: each problem is found in the history that causes it and not earlier.
 
 use crate::ids::TaskId;
-use crate::io::command::{FrameBody, LossReason, ProcessTermination};
+use crate::io::session_input::{FrameBody, LossReason, ProcessTermination};
 use crate::record::{AttemptState, LifecyclePhase, TimelineEventKind};
 use crate::task::diagnosis;
 use crate::task::diagnosis::{DiagnosisFacts, TaskDiagnosis, TaskProblem};
@@ -190,7 +190,7 @@ fn a_phase_regression_is_recorded_once_and_survives_a_restart() {
 fn output_that_ends_before_its_final_offset_is_a_gap() {
     let mut world = CoreHarness::new();
     let (_machine, task, mut work) = running(&mut world);
-    let body = FrameBody::Completed(crate::io::command::CompletedBody {
+    let body = FrameBody::Completed(crate::io::session_input::CompletedBody {
         final_offset: 100,
         termination: ProcessTermination {
             group_empty: true,

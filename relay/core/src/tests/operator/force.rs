@@ -7,9 +7,10 @@ use uuid::Uuid;
 use super::verb_table::{once, reach_situation};
 use crate::config::Config;
 use crate::ids::{AttemptId, TaskId, TokenId};
-use crate::io::command::{ActiveAttemptState, FrameBody, ProcessTermination, RequestActor};
-use crate::io::effects::{CoreReply, DaemonMessage};
+use crate::io::command::RequestActor;
+use crate::io::effects::DaemonMessage;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, FrameBody, ProcessTermination};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, AuditedOperation, EndedBy, FailureCode, LifecyclePhase, OperatorAudit,
@@ -256,7 +257,7 @@ fn a_blank_reason_is_refused_before_the_lookup_and_uses_no_rate_limit() {
     );
     world.operate(task, TaskOperation::Pause).unwrap();
     let again = world.operate_as(actor(), task, "once more", TaskOperation::Pause);
-    assert!(matches!(again, Ok(CoreReply::Already)));
+    assert!(!again.unwrap().changed);
 }
 
 #[test]
@@ -303,7 +304,7 @@ fn a_retry_is_audited_and_an_unsafe_one_needs_permission() {
     let FrameBody::Errored(error) = errored(FailureCode::AgentExit, 1) else {
         panic!("an error");
     };
-    let body = FrameBody::Errored(crate::io::command::ErroredBody {
+    let body = FrameBody::Errored(crate::io::session_input::ErroredBody {
         termination,
         ..error
     });

@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::force::{COMPLETE, FAIL, RELEASE, RETRY, audits};
 use crate::ids::TaskId;
-use crate::io::command::FrameBody;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{FailureCode, LifecyclePhase, TaskState};
 use crate::task::spec::TaskSpec;

@@ -1,7 +1,7 @@
 //! Tests of restarts: nothing acknowledged is lost, nothing runs twice, and nothing waits
 //! forever.
 
-use crate::io::command::{ActiveAttemptState, FrameBody};
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, LifecyclePhase, TaskState, TerminationReceipt};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, completed, spec};

@@ -1,9 +1,11 @@
 //! Regression tests for defects that a review of the core found.
 
+use crate::commands::PauseScheduler;
+use crate::commands::UnpauseScheduler;
 use crate::ids::{SessionId, TenantScope};
-use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody, ProcessTermination};
 use crate::io::effects::{DaemonMessage, SettlementVerdict};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, FrameBody, ProcessTermination};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, DaemonOperation, FailureCode, LifecyclePhase, TaskState, TerminationReceipt,
@@ -139,7 +141,7 @@ fn a_drain_and_its_withdrawal_reach_a_daemon_on_its_next_stream() {
     world.disconnect(&machine);
     let daemon = machine.daemon;
     let drain = daemon_operation(daemon, DaemonOperation::Drain);
-    world.send_request(|request| drain.input(request)).unwrap();
+    world.send(drain.command()).unwrap();
     world.reconnect(&mut machine, &[]);
     let marks = |messages: Vec<DaemonMessage>| -> Vec<bool> {
         let marks = messages.into_iter().filter_map(|message| match message {
@@ -151,9 +153,7 @@ fn a_drain_and_its_withdrawal_reach_a_daemon_on_its_next_stream() {
     assert_eq!(marks(world.take_messages(&machine)), [false]);
     world.disconnect(&machine);
     let undrain = daemon_operation(daemon, DaemonOperation::Undrain);
-    world
-        .send_request(|request| undrain.input(request))
-        .unwrap();
+    world.send(undrain.command()).unwrap();
     machine.session = SessionId(world.ids.new_id());
     world.connect_with(&machine, Vec::new(), |hello| hello.draining = true);
     assert_eq!(marks(world.take_messages(&machine)), [true]);
@@ -172,20 +172,18 @@ fn an_unpause_without_a_pause_is_refused_and_writes_nothing() {
 }
 
 fn pause(world: &mut CoreHarness) {
-    let pause = |request| CoreCommand::PauseScheduler {
-        request,
+    let pause = PauseScheduler {
         scope: TenantScope::All,
         by: actor(),
         reason: "x".into(),
     };
-    world.send_request(pause).unwrap();
+    world.send(pause).unwrap();
 }
 
 fn unpause(world: &mut CoreHarness) {
     let by = actor();
     world
-        .send_request(|request| CoreCommand::UnpauseScheduler {
-            request,
+        .send(UnpauseScheduler {
             scope: TenantScope::All,
             by,
             reason: None,

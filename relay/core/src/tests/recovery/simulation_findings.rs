@@ -1,10 +1,11 @@
 //! Regression tests for defects that the simulation found, each reduced to a few steps.
 
 use crate::ids::SessionId;
-use crate::io::command::{ActiveAttemptState, AttemptFrame, CoreCommand, FrameBody};
 use crate::io::effects::CloseReason;
 use crate::io::effects::{CommitDependency, DaemonMessage, Delivery};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{ActiveAttemptState, AttemptFrame, FrameBody};
 use crate::record::TerminationReceipt;
 use crate::tests::harness::{CoreHarness, spec};
 
@@ -23,11 +24,10 @@ fn a_rejection_depends_on_the_commit_of_the_end_that_caused_it() {
         proof: None,
         body: FrameBody::Accepted,
         workspace: None,
-        finished: None,
-        stored_progress: Ok(None),
     };
     let effects = world.core.handle(
-        CoreCommand::Frame(Box::new(frame)),
+        SessionInput::Frame(Box::new(frame)).into(),
+        &world.store,
         world.now,
         &mut world.ids,
     );

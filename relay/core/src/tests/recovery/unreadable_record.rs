@@ -1,9 +1,8 @@
 //! Tests of unreadable fences, pauses and uptime at a boot: a task that had to wait must not
 //! run because of the damage.
 
+use crate::commands::UnpauseScheduler;
 use crate::ids::TenantScope;
-use crate::io::command::CoreCommand;
-use crate::io::effects::CoreReply;
 use crate::record::TaskState;
 use crate::recovery::damage::RecordDamage;
 use crate::task::spec::UnsafeLossPolicy;
@@ -15,10 +14,9 @@ fn restart_with(world: &mut CoreHarness, damage: RecordDamage) {
     world.store.damage = RecordDamage::default();
 }
 
-fn unpause(world: &mut CoreHarness) -> Result<CoreReply, crate::io::rejection::Rejection> {
+fn unpause(world: &mut CoreHarness) -> Result<(), crate::io::rejection::Rejection> {
     let by = actor();
-    world.send_request(|request| CoreCommand::UnpauseScheduler {
-        request,
+    world.send(UnpauseScheduler {
         scope: TenantScope::All,
         by,
         reason: None,
@@ -83,7 +81,7 @@ fn unreadable_pauses_pause_everything_until_an_operator_unpauses() {
         // The pause is audited like any other, and a restart does not repeat it.
         let change = world.store.pauses.changes.last().unwrap();
         assert_eq!((&*change.by, change.paused), ("relay", true));
-        assert!(matches!(unpause(&mut world), Ok(CoreReply::Done)));
+        assert!(matches!(unpause(&mut world), Ok(())));
         assert_eq!(world.dispatch().frame_ref.task, task);
         world.restart();
         assert!(world.store.scheduler.paused.is_none());

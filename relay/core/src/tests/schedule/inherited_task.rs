@@ -1,9 +1,12 @@
 //! Tests of inherited tasks after an import or an accepted loss: they wait until all earlier
 //! leases have ended, or until an operator releases them.
 
+use crate::commands::PauseScheduler;
+use crate::commands::ReleaseInherited;
+use crate::commands::UnpauseScheduler;
 use crate::ids::{TaskId, TenantScope};
-use crate::io::command::{ActiveAttemptState, CoreCommand, FrameBody};
-use crate::io::effects::{CoreReply, WaitReason};
+use crate::io::effects::WaitReason;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, GRACE, TTL, actor, completed, errored, spec};
@@ -12,15 +15,8 @@ const INHERITED_HOLD_MS: u64 = 100_000;
 
 fn release_inherited(world: &mut CoreHarness) -> u64 {
     let (by, reason) = (actor(), "the old machines are off".into());
-    let reply = world.send_request(|request| CoreCommand::ReleaseInherited {
-        request,
-        by,
-        reason,
-    });
-    match reply {
-        Ok(CoreReply::Released { tasks }) => tasks,
-        other => panic!("not the reply to a release: {other:?}"),
-    }
+    let reply = world.send(ReleaseInherited { by, reason });
+    reply.unwrap()
 }
 
 fn wait_reason_and_time(
@@ -199,8 +195,7 @@ fn a_pause_within_the_inherited_suspension_is_not_counted_twice() {
     world.restart_inherited(INHERITED_HOLD_MS);
     let (by, reason) = (actor(), "look".into());
     world
-        .send_request(|request| CoreCommand::PauseScheduler {
-            request,
+        .send(PauseScheduler {
             scope: TenantScope::All,
             by,
             reason,
@@ -209,8 +204,7 @@ fn a_pause_within_the_inherited_suspension_is_not_counted_twice() {
     world.pass(30_000);
     let by = actor();
     world
-        .send_request(|request| CoreCommand::UnpauseScheduler {
-            request,
+        .send(UnpauseScheduler {
             scope: TenantScope::All,
             by,
             reason: None,

@@ -1,9 +1,10 @@
 //! Tests of offers that a daemon refuses because of its machine: they use no budget of the
 //! task, and the daemon gets no offers for a while.
 
+use crate::commands::ListDaemons;
 use crate::ids::TenantScope;
-use crate::io::command::{CoreCommand, FrameBody, HeartbeatMessage};
-use crate::io::effects::CoreReply;
+use crate::io::session_input::SessionInput;
+use crate::io::session_input::{FrameBody, HeartbeatMessage};
 use crate::record::{AttemptStateKind, AttentionCause, RejectCode, TaskState};
 use crate::task::spec::TaskSpec;
 use crate::tests::harness::{CoreHarness, DispatchedAttempt, TestDaemon, completed, spec};
@@ -26,7 +27,7 @@ impl CoreHarness {
             load: None,
         };
         let session = machine.session;
-        self.send_input(CoreCommand::Heartbeat { session, heartbeat });
+        self.send_input(SessionInput::Heartbeat { session, heartbeat });
     }
 
     /// Moves the clock with heartbeats of these daemons.
@@ -52,10 +53,8 @@ impl CoreHarness {
 
     fn is_daemon_set_aside(&mut self) -> bool {
         let scope = TenantScope::All;
-        match self.send_request(|request| CoreCommand::ListDaemons { request, scope }) {
-            Ok(CoreReply::Daemons(views)) => views.iter().any(|view| view.is_sick),
-            other => panic!("not a list of daemons: {other:?}"),
-        }
+        let views = self.send(ListDaemons { scope }).unwrap();
+        views.iter().any(|view| view.is_sick)
     }
 }
 

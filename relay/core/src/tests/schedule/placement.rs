@@ -1,10 +1,12 @@
 //! Tests of placement: conversations, fairness, priority, pause, drain, and fences before
 //! successors.
 
+use crate::commands::PauseScheduler;
+use crate::commands::UnpauseScheduler;
 use crate::ids::{TaskId, TenantScope};
-use crate::io::command::{CoreCommand, FrameBody};
-use crate::io::effects::{CoreReply, DaemonMessage, WaitReason};
+use crate::io::effects::{DaemonMessage, WaitReason};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{DaemonOperation, TaskState};
 use crate::samples::tenant;
@@ -202,8 +204,7 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
     let machine = world.connect_daemon(1);
     let mut work = world.take_started();
     world
-        .send_request(|request| CoreCommand::PauseScheduler {
-            request,
+        .send(PauseScheduler {
             scope: TenantScope::All,
             by: actor(),
             reason: "upgrade".into(),
@@ -236,8 +237,7 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
     world.operate(waiting, TaskOperation::Pause).unwrap();
     assert_eq!(world.state(waiting), TaskState::Pending);
     world
-        .send_request(|request| CoreCommand::UnpauseScheduler {
-            request,
+        .send(UnpauseScheduler {
             scope: TenantScope::All,
             by: actor(),
             reason: None,
@@ -256,15 +256,15 @@ fn a_drained_daemon_keeps_its_attempts_and_gets_no_new_ones() {
     let mut work = world.take_started();
     let drain = |scope| {
         let word = daemon_operation(machine.daemon, DaemonOperation::Drain).of(scope);
-        move |request| word.input(request)
+        word.command()
     };
-    let foreign = world.send_request(drain(TenantScope::One(tenant("acme"))));
+    let foreign = world.send(drain(TenantScope::One(tenant("acme"))));
     assert_eq!(
         foreign.unwrap_err(),
         Rejection::UnknownDaemon,
         "a tenant may not drain a shared daemon"
     );
-    world.send_request(drain(TenantScope::All)).unwrap();
+    world.send(drain(TenantScope::All)).unwrap();
     let machine = &crate::tests::harness::TestDaemon {
         session: work.session,
         ..machine.clone()
@@ -289,10 +289,8 @@ fn a_drained_daemon_keeps_its_attempts_and_gets_no_new_ones() {
         "the drain survives a restart"
     );
     let undrain = daemon_operation(machine.daemon, DaemonOperation::Undrain);
-    let reply = world
-        .send_request(|request| undrain.input(request))
-        .unwrap();
-    assert!(matches!(reply, CoreReply::Daemon(view) if !view.draining));
+    let view = world.send(undrain.command()).unwrap();
+    assert!(!view.draining);
     assert!(
         world
             .take_messages(&machine)

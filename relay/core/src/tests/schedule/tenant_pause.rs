@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
+use crate::commands::ReadSchedulerStatus;
+use crate::commands::UnpauseScheduler;
+use crate::commands::{PauseOutcome, PauseScheduler};
 use crate::ids::{TaskId, TenantScope};
-use crate::io::command::CoreCommand;
-use crate::io::effects::{CoreReply, PauseLevel, SchedulerView, WaitReason};
+use crate::io::effects::{PauseLevel, SchedulerView, WaitReason};
 use crate::io::rejection::Rejection;
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{AttemptStateKind, TaskState};
@@ -25,20 +27,14 @@ fn of(name: &str) -> TaskSpec {
     }
 }
 
-fn pause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
+fn pause(world: &mut CoreHarness, scope: TenantScope) -> Result<PauseOutcome, Rejection> {
     let (by, reason) = (actor(), "look".into());
-    world.send_request(|request| CoreCommand::PauseScheduler {
-        request,
-        scope,
-        by,
-        reason,
-    })
+    world.send(PauseScheduler { scope, by, reason })
 }
 
-fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rejection> {
+fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<(), Rejection> {
     let by = actor();
-    world.send_request(|request| CoreCommand::UnpauseScheduler {
-        request,
+    world.send(UnpauseScheduler {
         scope,
         by,
         reason: None,
@@ -46,10 +42,7 @@ fn unpause(world: &mut CoreHarness, scope: TenantScope) -> Result<CoreReply, Rej
 }
 
 fn status(world: &mut CoreHarness, scope: TenantScope) -> SchedulerView {
-    match world.send_request(|request| CoreCommand::SchedulerStatus { request, scope }) {
-        Ok(CoreReply::Scheduler(view)) => *view,
-        other => panic!("not a status: {other:?}"),
-    }
+    *world.send(ReadSchedulerStatus { scope }).unwrap()
 }
 
 fn dispatched(world: &mut CoreHarness) -> Vec<TaskId> {
@@ -66,11 +59,11 @@ fn a_tenant_pause_stops_only_its_own_dispatch_and_survives_a_restart() {
     let (queued, free) = (world.submit(of("acme")), world.submit(of("globex")));
     assert!(matches!(
         pause(&mut world, acme_scope()),
-        Ok(CoreReply::Done)
+        Ok(PauseOutcome::Paused)
     ));
     assert!(matches!(
         pause(&mut world, acme_scope()),
-        Ok(CoreReply::Already)
+        Ok(PauseOutcome::AlreadyPaused)
     ));
     let mut machine: TestDaemon = world.connect_daemon(1);
     assert_eq!(dispatched(&mut world), [free]);
@@ -89,10 +82,7 @@ fn a_tenant_pause_stops_only_its_own_dispatch_and_survives_a_restart() {
     world.restart();
     world.reconnect(&mut machine, &[]);
     assert!(world.dispatches().is_empty(), "the pause survives");
-    assert!(matches!(
-        unpause(&mut world, acme_scope()),
-        Ok(CoreReply::Done)
-    ));
+    assert!(matches!(unpause(&mut world, acme_scope()), Ok(())));
     assert_eq!(
         dispatched(&mut world),
         [queued, later],
@@ -173,8 +163,7 @@ fn the_scheduler_status_counts_visible_tasks_and_names_the_pauser() {
 fn a_blank_reason_or_the_eleventh_pause_in_a_minute_is_refused() {
     let mut world = CoreHarness::new();
     let by = actor();
-    let blank = world.send_request(|request| CoreCommand::PauseScheduler {
-        request,
+    let blank = world.send(PauseScheduler {
         scope: acme_scope(),
         by,
         reason: "  ".into(),
@@ -203,12 +192,7 @@ fn the_number_of_paused_tenants_is_limited() {
         world.pass(60_000);
         let scope = TenantScope::One(tenant(&format!("{number:063}")));
         let (by, reason) = (actor(), Arc::clone(&long));
-        let reply = world.send_request(|request| CoreCommand::PauseScheduler {
-            request,
-            scope,
-            by,
-            reason,
-        });
+        let reply = world.send(PauseScheduler { scope, by, reason });
         if let Err(code) = reply {
             refused = Some((number, code));
             break;
@@ -219,9 +203,6 @@ fn the_number_of_paused_tenants_is_limited() {
     assert!(record.len() < 1024 * 1024, "{} bytes", record.len());
     // A tenant that is already paused may be paused again.
     let known = TenantScope::One(tenant(&format!("{:063}", 7)));
-    assert!(matches!(
-        unpause(&mut world, known.clone()),
-        Ok(CoreReply::Done)
-    ));
-    assert!(matches!(pause(&mut world, known), Ok(CoreReply::Done)));
+    assert!(matches!(unpause(&mut world, known.clone()), Ok(())));
+    assert!(matches!(pause(&mut world, known), Ok(PauseOutcome::Paused)));
 }

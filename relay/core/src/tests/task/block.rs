@@ -2,9 +2,9 @@
 //! resumes it once.
 
 use crate::goal::progress::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
-use crate::io::command::FrameBody;
 use crate::io::effects::DaemonMessage;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{
     AttemptState, AttemptStateKind, AttentionCause, CheckpointKind, FailureCode, TaskState,
     TerminationReceipt, TimelineEventKind,

@@ -1,9 +1,9 @@
 //! Tests of cancel: it is requested, delivered and confirmed, and the task has exactly one end
 //! in every race.
 
-use crate::io::command::ActiveAttemptState;
 use crate::io::effects::{CancelKind, DaemonMessage};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::ActiveAttemptState;
 use crate::record::{
     AttemptStateKind, EndedBy, FailureCode, LifecyclePhase, TaskState, TerminationReceipt,
     TimelineEventKind,
@@ -139,7 +139,7 @@ fn a_cancel_while_disconnected_waits_for_the_receipt_or_the_lease() {
     let (back, gone) = (world.submit(spec()), world.submit(spec()));
     let mut works = world.dispatches();
     for work in &mut works {
-        world.frame(work, crate::io::command::FrameBody::Accepted);
+        world.frame(work, crate::io::session_input::FrameBody::Accepted);
     }
     world.disconnect(&machine);
     world.cancel(back).unwrap();
@@ -207,7 +207,7 @@ fn an_offer_is_canceled_at_once() {
         )
     );
     let mut work = work;
-    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Accepted);
     assert_eq!(world.rejections(&machine), [Rejection::TaskTerminal]);
 }
 

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use crate::commands::CancelTask;
 use crate::goal::completion_contract;
 use crate::goal::completion_contract::FoundArtifact;
 use crate::ids::TaskId;
-use crate::io::command::{ActiveAttemptState, CompletedBody, CoreCommand, FrameBody};
 use crate::io::effects::{DaemonMessage, SettlementVerdict};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, CompletedBody, FrameBody};
 use crate::operator::task_operation::TaskOperation;
 use crate::record::{
     AttemptStateKind, AttentionCause, EndState, FailureCode, LifecyclePhase, TaskState,
@@ -242,13 +243,11 @@ fn a_result_without_its_files_does_not_win_over_a_cancel() {
         MissingPolicy::Park,
     ] {
         let (mut world, _, task, mut work) = start_with_policy(policy);
-        let asked = world.send_request(|request| CoreCommand::Cancel {
-            request,
+        let asked = world.send(CancelTask {
             tenant: tenant("acme"),
             task,
             by: actor(),
             reason: None,
-            finished: None,
         });
         asked.unwrap();
         world.frame(&mut work, result(Vec::new()));

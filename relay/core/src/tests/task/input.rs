@@ -2,9 +2,9 @@
 //! which is sent until it is received.
 
 use crate::ids::InputId;
-use crate::io::command::{ActiveAttemptState, FrameBody};
 use crate::io::effects::{DaemonMessage, WaitReason};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{ActiveAttemptState, FrameBody};
 use crate::record::{
     AttemptStateKind, AttentionCause, FailureCode, InputDecision, InputState, LifecyclePhase,
     TaskState, TimelineEventKind,

@@ -1,7 +1,8 @@
 //! Tests of an ordinary task, from submit to its result.
 
-use crate::io::command::OutputSignal;
 use crate::io::effects::{CommitDependency, DaemonMessage, Delivery};
+use crate::io::session_input::OutputSignal;
+use crate::io::session_input::SessionInput;
 use crate::record::{
     AttemptStateKind, EndState, LifecyclePhase, TaskState, TerminationReceipt, TimelineEventKind,
 };
@@ -20,7 +21,7 @@ fn a_task_completes_in_five_writes() {
     );
     let mut work = world.dispatch();
     assert_eq!(world.attempt_state(task), AttemptStateKind::Offered);
-    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Accepted);
     let messages = world.take_messages(&machine);
     assert!(messages.iter().any(|m| matches!(
         m,
@@ -34,7 +35,7 @@ fn a_task_completes_in_five_writes() {
             .iter()
             .any(|m| matches!(m, DaemonMessage::Ack { control_seq: 1, .. }))
     );
-    world.frame(&mut work, crate::io::command::FrameBody::Started);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Started);
     assert_eq!(world.attempt_state(task), AttemptStateKind::Starting);
     world.frame(&mut work, completed());
     let record = world.task(task);
@@ -70,7 +71,7 @@ fn phases_tools_and_output_move_the_state_and_may_be_skipped() {
     let mut work = world.take_started();
     let (session, re) = (work.session, work.frame_ref);
     let printed = |sign, output_end| {
-        crate::io::command::CoreCommand::Activity(crate::io::command::OutputActivity {
+        SessionInput::Activity(crate::io::session_input::OutputActivity {
             session,
             frame_ref: re,
             signal: sign,
@@ -98,7 +99,7 @@ fn phases_tools_and_output_move_the_state_and_may_be_skipped() {
         !world.newest(task).retry_safe,
         "visible output makes a retry unsafe"
     );
-    let tool = |id: &str| crate::io::command::FrameBody::ToolStarted {
+    let tool = |id: &str| crate::io::session_input::FrameBody::ToolStarted {
         id: id.into(),
         name: "bash".into(),
     };
@@ -106,12 +107,12 @@ fn phases_tools_and_output_move_the_state_and_may_be_skipped() {
     world.frame(&mut work, tool("b"));
     world.frame(
         &mut work,
-        crate::io::command::FrameBody::ToolFinished { id: "a".into() },
+        crate::io::session_input::FrameBody::ToolFinished { id: "a".into() },
     );
     assert_eq!(world.attempt_state(task), AttemptStateKind::ToolRunning);
     world.frame(
         &mut work,
-        crate::io::command::FrameBody::ToolFinished { id: "b".into() },
+        crate::io::session_input::FrameBody::ToolFinished { id: "b".into() },
     );
     assert_eq!(world.attempt_state(task), AttemptStateKind::Streaming);
     world.frame(&mut work, completed());
@@ -133,23 +134,21 @@ fn phases_tools_and_output_move_the_state_and_may_be_skipped() {
 fn every_message_of_a_task_depends_on_its_write() {
     let mut world = CoreHarness::new();
     let _machine = world.connect_daemon(1);
-    let request = crate::ids::RequestId(77);
     let task = crate::ids::TaskId(uuid::Uuid::from_u128(77));
-    let submit = crate::io::command::SubmitTask {
-        request,
+    let submit = crate::task::submit::SubmitTask {
         task,
         spec: std::sync::Arc::new(spec()),
         digest: [0; 32],
-        prior_submission: Ok(None),
     };
     let effects = world.core.handle(
-        crate::io::command::CoreCommand::Submit(submit),
+        crate::io::command::CoreInput::command(submit, |_| ()),
+        &world.store,
         world.now,
         &mut world.ids,
     );
     for outgoing in &effects.deliveries {
         match &outgoing.delivery {
-            Delivery::Reply { .. } | Delivery::ToSession { .. } | Delivery::Published { .. } => {
+            Delivery::Reply(_) | Delivery::ToSession { .. } | Delivery::Published { .. } => {
                 assert_eq!(outgoing.depends_on, CommitDependency::Task(task));
             }
             Delivery::CloseSession { .. } => panic!("no session is closed here"),

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use crate::commands::UpdateProgress;
 use crate::goal::progress::{
     CheckpointDraft, GoalReport, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText,
 };
 use crate::ids::TaskId;
-use crate::io::command::{CoreCommand, FrameBody};
 use crate::io::effects::DaemonMessage;
 use crate::io::rejection::Rejection;
+use crate::io::session_input::FrameBody;
 use crate::record::{CheckpointKind, TaskState};
 use crate::samples::tenant;
 
@@ -23,17 +24,10 @@ fn item(n: usize) -> ProgressUpdate {
 }
 
 fn update(world: &mut CoreHarness, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
-    let (known, finished) = (
-        world.store.stored_progress(task),
-        world.store.finished(task),
-    );
-    let told = world.send_request(|request| CoreCommand::UpdateProgress {
-        request,
+    let told = world.send(UpdateProgress {
         tenant: tenant("acme"),
         task,
         update: Box::new(SanitizedText::new(update)),
-        stored_progress: known,
-        finished,
     });
     told.map(|_| ())
 }
@@ -120,13 +114,10 @@ fn progress_of_a_finished_or_foreign_task_is_refused() {
         update(&mut world, unknown, item(1)),
         Err(Rejection::UnknownTask)
     );
-    let foreign = world.send_request(|request| CoreCommand::UpdateProgress {
-        request,
+    let foreign = world.send(UpdateProgress {
         tenant: tenant("other"),
         task,
         update: Box::new(SanitizedText::new(item(1))),
-        stored_progress: Ok(None),
-        finished: None,
     });
     assert_eq!(foreign.unwrap_err(), Rejection::UnknownTask);
     assert!(world.store.progress.is_empty());

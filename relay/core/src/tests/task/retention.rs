@@ -1,9 +1,14 @@
 //! Tests of retention: it removes finished tasks that can no longer change, and daemons from
 //! which no frames can arrive.
 
+use crate::commands::ForgetAbsentDaemons;
+use crate::commands::ListDaemons;
+use crate::commands::RemoveFinishedTasks;
+use crate::core_state::CoreTurn;
 use crate::ids::{DaemonId, SessionId, TaskId, TenantScope};
-use crate::io::command::{CoreCommand, RemovableTask};
-use crate::io::effects::{CloseReason, CoreReply, Delivery};
+use crate::io::command::Command;
+use crate::io::effects::{CloseReason, Delivery, Effects};
+use crate::io::stored_lookup::{RemovableTask, StoredRecords};
 use crate::record::{DaemonOperation, FailureCode, TaskState};
 use crate::samples;
 use crate::task::spec::UnsafeLossPolicy;
@@ -17,39 +22,19 @@ const DAY: u64 = 24 * 3_600_000;
 impl CoreHarness {
     /// Asks for the removal of these tasks, with their stored records, like the shell.
     fn remove(&mut self, tasks: &[TaskId]) -> Vec<TaskId> {
-        let stored = tasks.iter().filter_map(|task| self.store.finished(*task));
-        let finished = stored.map(|finished| RemovableTask {
-            idempotency_key: finished.spec.idempotency_key.clone(),
-            record: finished.record,
-            body: None,
-        });
-        let finished = finished.collect();
         let named = tasks.iter().map(|task| (samples::tenant("acme"), *task));
         let tasks = named.collect();
-        let reply = self.send_request(|request| CoreCommand::RemoveFinished {
-            request,
-            tasks,
-            finished,
-        });
-        match reply {
-            Ok(CoreReply::Removed(removed)) => removed,
-            other => panic!("not the reply of a removal: {other:?}"),
-        }
+        self.send(RemoveFinishedTasks { tasks }).unwrap()
     }
 
     fn forget_daemons(&mut self, unseen_ms: u64) -> usize {
-        match self.send_request(|request| CoreCommand::ForgetDaemons { request, unseen_ms }) {
-            Ok(CoreReply::Forgotten(count)) => count,
-            other => panic!("not the reply of forgetting: {other:?}"),
-        }
+        self.send(ForgetAbsentDaemons { unseen_ms }).unwrap()
     }
 
     fn known_daemons(&mut self) -> Vec<DaemonId> {
         let scope = TenantScope::All;
-        match self.send_request(|request| CoreCommand::ListDaemons { request, scope }) {
-            Ok(CoreReply::Daemons(views)) => views.iter().map(|view| view.record.daemon).collect(),
-            other => panic!("not a list of daemons: {other:?}"),
-        }
+        let views = self.send(ListDaemons { scope }).unwrap();
+        views.iter().map(|view| view.record.daemon).collect()
     }
 }
 
@@ -96,16 +81,24 @@ fn a_task_that_was_retried_meanwhile_is_not_removed() {
     world.frame(&mut work, errored(FailureCode::AgentExit, 1));
     let stale = world.store.finished(task).unwrap();
     world.retry(task).unwrap();
-    let reply = world.send_request(|request| CoreCommand::RemoveFinished {
-        request,
+    let command = RemoveFinishedTasks {
         tasks: vec![(samples::tenant("acme"), task)],
-        finished: vec![RemovableTask {
+    };
+    let stored = StoredRecords {
+        removable: vec![RemovableTask {
             record: stale.record,
             idempotency_key: None,
             body: None,
         }],
-    });
-    assert!(matches!(reply, Ok(CoreReply::Removed(removed)) if removed.is_empty()));
+        ..StoredRecords::default()
+    };
+    let mut turn = CoreTurn {
+        now: world.now,
+        id_source: &mut world.ids,
+        effects: Effects::default(),
+    };
+    let removed = command.run(&mut world.core, stored, &mut turn);
+    assert!(removed.unwrap().reply.is_empty());
 }
 
 #[test]
@@ -158,7 +151,7 @@ fn a_daemon_is_forgotten_after_a_long_absence_without_attempts() {
         world.connect_daemon(3),
     );
     let drain = daemon_operation(drained.daemon, DaemonOperation::Drain);
-    assert!(world.send_request(|request| drain.input(request)).is_ok());
+    assert!(world.send(drain.command()).is_ok());
     world.skip_time(20 * DAY);
     world.forget_daemons(7 * DAY);
     world.disconnect(&away);
@@ -214,7 +207,7 @@ fn daemons_per_credential_are_limited_and_the_longest_absent_is_removed() {
     world.open(&third, Vec::new(), |_| {});
     let refused = world.deliveries.iter().find_map(|send| match send {
         Delivery::CloseSession { session, reason } => Some((*session, *reason)),
-        Delivery::Reply { .. } | Delivery::ToSession { .. } | Delivery::Published { .. } => None,
+        Delivery::Reply(_) | Delivery::ToSession { .. } | Delivery::Published { .. } => None,
     });
     assert_eq!(
         refused,

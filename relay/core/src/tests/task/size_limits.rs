@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::commands::AnswerInput;
 use crate::goal::completion_contract::FoundArtifact;
 use crate::ids::{InputId, TaskId};
-use crate::io::command::{CompletedBody, CoreCommand, FrameBody};
 use crate::io::rejection::Rejection;
+use crate::io::session_input::{CompletedBody, FrameBody};
 use crate::record::{AttemptStateKind, FailureCode, InputDecision, InputState, ResumeInstructions};
 use crate::samples::tenant;
 use crate::task::spec::{
@@ -75,15 +76,13 @@ fn permission(n: u128, bytes: usize) -> FrameBody {
 }
 
 fn answer(world: &mut CoreHarness, task: TaskId, n: u128, bytes: usize) -> Result<(), Rejection> {
-    let answered = world.send_request(|request| CoreCommand::Answer {
-        request,
+    let answered = world.send(AnswerInput {
         tenant: tenant("acme"),
         task,
         input: InputId(Uuid::from_u128(n)),
         by: actor(),
         decision: InputDecision::Replied,
         payload: vec![8; bytes].into(),
-        finished: None,
     });
     answered.map(|_| ())
 }

@@ -1,11 +1,10 @@
 //! Tests of submit: idempotency, limits, fail_fast and the caller's trace.
 
-use crate::UnreadableRecord;
 use crate::ids::TaskId;
-use crate::io::command::{CoreCommand, SubmitTask};
 use crate::io::rejection::{ExceededBound, Rejection};
 use crate::record::TaskState;
 use crate::task::spec::{DispatchPolicy, TaskSpec};
+use crate::task::submit::SubmitTask;
 use crate::tests::harness::{CoreHarness, completed, spec};
 
 fn keyed(prompt: &str) -> TaskSpec {
@@ -40,11 +39,11 @@ fn one_key_is_one_task_also_after_its_end_and_a_restart() {
         &mut machine,
         &[(
             &work.clone(),
-            crate::io::command::ActiveAttemptState::Running,
+            crate::io::session_input::ActiveAttemptState::Running,
         )],
     );
     work.session = machine.session;
-    world.frame(&mut work, crate::io::command::FrameBody::Accepted);
+    world.frame(&mut work, crate::io::session_input::FrameBody::Accepted);
     world.frame(&mut work, completed());
     assert_eq!(world.state(task), TaskState::Completed);
     again(&mut world);
@@ -151,14 +150,11 @@ fn an_unreadable_key_refuses_the_submission() {
     let mut world = CoreHarness::new();
     let spec = std::sync::Arc::new(keyed("a"));
     let writes = world.writes;
-    let refused = world.send_request(|request| {
-        CoreCommand::Submit(SubmitTask {
-            request,
-            task: TaskId(uuid::Uuid::from_u128(77)),
-            spec,
-            digest: [0; 32],
-            prior_submission: Err(UnreadableRecord),
-        })
+    world.store.keys_damaged = true;
+    let refused = world.send(SubmitTask {
+        task: TaskId(uuid::Uuid::from_u128(77)),
+        spec,
+        digest: [0; 32],
     });
     assert_eq!(refused.unwrap_err(), Rejection::Unreadable);
     assert_eq!((world.writes, world.core.open_task_count()), (writes, 0));
