@@ -1,8 +1,8 @@
-//! The one place of this executable's client side that reads clocks. Logic gets times as arguments.
+//! The only file of the command line that reads clocks. Other code gets times as arguments.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Unix milliseconds, for showing ages.
+/// Unix time in milliseconds, to show ages.
 #[expect(
     clippy::disallowed_methods,
     reason = "the clock seam of the command line"
@@ -14,7 +14,7 @@ pub(crate) fn wall_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// For measuring how long something took.
+/// The monotonic time, to measure durations.
 #[expect(
     clippy::disallowed_methods,
     reason = "the clock seam of the command line"

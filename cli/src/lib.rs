@@ -1,5 +1,5 @@
-//! The `baton` command line: parses, connects, calls, prints. Every command is one file in `commands/`, and thin: decisions
-//! about tasks live in the relay, decisions about processes in the daemon.
+//! The `baton` command line: parses flags, connects, calls and prints. Every command is a short file in
+//! `commands/`. The relay decides about tasks, the daemon about processes.
 
 mod args;
 mod client;
@@ -29,7 +29,7 @@ use crate::render::style::TextTone;
 
 pub use crate::server::start::ServerClocks;
 
-/// Baton hands work to AI agents on your machines, and knows at every moment who holds it.
+/// Baton dispatches tasks to AI agents on your machines and tracks who holds each of them.
 #[derive(Debug, Parser)]
 #[command(name = "baton", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 struct CliArguments {
@@ -37,27 +37,28 @@ struct CliArguments {
     command: CliCommand,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 the task did not complete, or the relay refused; 2 usage error or \
-relay unreachable; 3 the task was canceled; 4 the task needs attention; 130 interrupted with Ctrl-C.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the task did not complete, or the relay refused the request; 2 usage \
+error or relay unreachable; 3 the task was canceled; 4 the task needs attention; 130 interrupted with Ctrl-C.";
 
-/// Runs one command line to its exit code.
+/// Runs one command line and returns its exit code.
 pub fn main() -> ExitCode {
     main_with(ServerClocks::default())
 }
 
-/// The same on other clocks than the system's, for executables that tests run. `baton` itself has no switch for it.
+/// Like [`main`] with other clocks than the system's, for the executables of tests. `baton` itself
+/// has no switch for it.
 pub fn main_with(clocks: ServerClocks) -> ExitCode {
-    // First of all: a shim must stay small, and own every descriptor that is open.
+    // This comes first: a shim must stay small and must own every open descriptor.
     if let Some(code) = baton_daemon::shim::run_if_requested(&clocks.daemon) {
         return code;
     }
-    // The allocator asks for pages of 2 MiB, which makes a relay with many idle connections twice as large and none measurably
-    // faster. Where the kernel knows no such switch there is nothing to switch off.
+    // The allocator would use pages of 2 MiB, which doubles the memory of a relay with many idle
+    // connections and makes none measurably faster. A kernel without this switch has no such pages.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     match parse_command_line() {
         Ok((cli, relay)) => run(cli.command, relay.as_ref(), &clocks).into(),
         Err(error) => {
-            // Help goes to stdout and may meet a closed pipe, which is no failure.
+            // Help is printed to stdout; a closed pipe is not an error.
             drop(error.print());
             if error.use_stderr() {
                 CommandExit::Usage.into()
@@ -68,7 +69,7 @@ pub fn main_with(clocks: ServerClocks) -> ExitCode {
     }
 }
 
-/// The command line, with the help of the verbs' own table, and which relay it is about.
+/// Parses the command line. Also returns the connection flags, for error texts.
 fn parse_command_line() -> Result<(CliArguments, Option<ConnectionArgs>), clap::Error> {
     let matches = with_verb_help(CliArguments::command()).try_get_matches()?;
     Ok((
@@ -77,10 +78,11 @@ fn parse_command_line() -> Result<(CliArguments, Option<ConnectionArgs>), clap::
     ))
 }
 
+/// Sets the help lines of the verb table, without their full stop: clap removes it from all others.
 fn with_verb_help(command: clap::Command) -> clap::Command {
     let verbs = VERBS.iter().filter_map(|verb| Some((verb.command?, verb)));
     verbs.fold(command, |command, (name, verb)| {
-        command.mut_subcommand(name, |one| one.about(verb.help))
+        command.mut_subcommand(name, |one| one.about(verb.help.trim_end_matches('.')))
     })
 }
 
@@ -94,8 +96,8 @@ fn run(command: CliCommand, relay: Option<&ConnectionArgs>, clocks: &ServerClock
                 Some(relay) => error.with_relay_context(relay),
                 None => error,
             };
-            let word = console.note_style().paint(TextTone::Bad, "error:");
-            console.note(&format!("{word} {error}"));
+            let label = console.note_style().paint(TextTone::Bad, "error:");
+            console.note(&format!("{label} {error}"));
             error.exit()
         }
     }
@@ -106,18 +108,18 @@ fn run_command(
     console: &CliConsole,
     clocks: &ServerClocks,
 ) -> Result<CommandExit, CliError> {
-    let runtime =
-        build_runtime(&command).map_err(|error| CliError::local("start the runtime", error))?;
+    let runtime = build_runtime(&command)
+        .map_err(|error| CliError::local("cannot start the async runtime", error))?;
     let reads_stdin = command.reads_stdin();
     let result = runtime.block_on(command.run(console, clocks));
     if reads_stdin {
-        // The thread that reads it cannot be called off, and the other end may stay open for ever.
+        // The thread that reads stdin cannot be stopped, and stdin may stay open forever.
         runtime.shutdown_background();
     }
     result
 }
 
-/// Servers and load use all cores; a client asks one question and needs no threads.
+/// Servers and benches use all cores; other commands need only one thread.
 fn build_runtime(command: &CliCommand) -> std::io::Result<tokio::runtime::Runtime> {
     let mut builder = if command.is_server() {
         tokio::runtime::Builder::new_multi_thread()
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_has_its_help_line_and_the_verbs_have_that_of_their_table() {
+    fn every_command_has_a_help_line_and_verbs_use_their_table() {
         let command = with_verb_help(CliArguments::command());
         command.clone().debug_assert();
         for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
@@ -144,7 +146,7 @@ mod tests {
             let one = command.find_subcommand(name).expect(name);
             assert_eq!(
                 one.get_about().map(ToString::to_string).as_deref(),
-                Some(verb.help)
+                verb.help.strip_suffix('.')
             );
             shown += 1;
         }

@@ -1,10 +1,10 @@
-//! The `baton` executable: an allocator, and a call into its library.
+//! The `baton` executable: sets the allocator and calls the library.
 
 use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
 
-/// A fifth of a busy relay's time went into the system's allocator.
+/// With the system's allocator, a busy relay spent a fifth of its time in it.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 

@@ -1,8 +1,8 @@
-//! Durations as people write and read them: `30s`, `1h 30m` in; `1.2s`, `3m 05s` out.
+//! Durations in text: parses `30s` and `1h 30m`, prints `1.2s` and `3m 05s`.
 
 use std::time::Duration;
 
-/// Reads `30s`, `250ms`, `1h 30m`; the whole milliseconds of it are what the relay is told.
+/// Parses `30s`, `250ms`, `1h 30m`. The relay gets whole milliseconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write a duration like 30s, 250ms or 1h30m"))
@@ -12,7 +12,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Short enough for a column, exact enough to compare.
+/// Formats with at most two units, for columns.
 pub(crate) fn format_short(ms: u64) -> String {
     let seconds = ms / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_durations_are_read_and_bare_numbers_refused() {
+    fn durations_are_parsed_and_bare_numbers_are_refused() {
         let ms = |text| parse(text).map(millis);
         assert_eq!(ms("30s"), Ok(30_000));
         assert_eq!(ms("250ms"), Ok(250));
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_durations_keep_two_units_at_most() {
+    fn durations_are_shown_with_at_most_two_units() {
         let shown = [740, 1_250, 59_999, 65_000, 3_720_000, 90_000_000].map(format_short);
         assert_eq!(
             shown,

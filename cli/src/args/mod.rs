@@ -1,7 +1,8 @@
-//! Flags and values that more than one command takes, and how they are parsed.
+//! Flags and values that more than one command has, and how they are parsed.
 //! task_flags holds the flags of a submission, task_spec turns them into a TaskSpec.
 //! Pure: opens no connection, reads no file, prints nothing.
-//! Names of clap arguments come from these identifiers: never rename a field or a variant without an explicit name.
+//! clap derives flag names from these identifiers: renaming a field or a variant needs an explicit
+//! name.
 
 pub(crate) mod duration;
 pub(crate) mod pairs;

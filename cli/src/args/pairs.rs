@@ -11,18 +11,19 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.to_owned(), value.to_owned())),
         Some(_) => Err("the part before = is empty; write KEY=VALUE".to_owned()),
-        None => Err("there is no = in it; write KEY=VALUE".to_owned()),
+        None => Err("the = is missing; write KEY=VALUE".to_owned()),
     }
 }
 
-/// A variable that agents can be handed; one that they would never see is refused and not dropped.
+/// An environment variable for agents. One that the daemon would drop is refused here.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = pair(text)?;
     check_variable_name(&name).map_err(|fault| fault.to_string())?;
     Ok((name, value))
 }
 
-/// The deadlines that a submission may set. The first eight form the profile; the last two stand outside it.
+/// The deadlines that a submission may set. The first eight form the profile; the last two do not
+/// belong to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadlineName {
     ProcessStart,
@@ -63,7 +64,7 @@ pub(crate) fn deadline(text: &str) -> Result<NamedDeadline, String> {
     let Some(&(_, name)) = known else {
         let names = DEADLINE_NAMES.map(|(name, _)| name).join(", ");
         return Err(format!(
-            "there is no deadline called {name}; the names are {names}"
+            "there is no deadline named {name}; the names are {names}"
         ));
     };
     let after = duration::parse(&value)?;
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_no_agent_would_see_are_refused() {
+    fn variables_that_a_daemon_would_drop_are_refused() {
         assert!(variable("A_1=x").is_ok());
         for bad in ["BATON_X=1", "TRACEPARENT=00", "9X=1", "A-B=1"] {
             assert!(variable(bad).is_err(), "{bad}");
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_know_their_ten_names() {
+    fn a_deadline_has_one_of_ten_names() {
         for (text, name) in DEADLINE_NAMES {
             let parsed = deadline(&format!("{text}=1500ms")).expect("known");
             assert_eq!(

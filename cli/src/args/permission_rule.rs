@@ -2,7 +2,7 @@
 
 use baton_proto::v1::{PermissionEffect, PermissionRule};
 
-/// One rule without what it does.
+/// One rule without its effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ToolPattern {
     tool: String,
@@ -12,10 +12,12 @@ pub(crate) struct ToolPattern {
 pub(crate) fn parse(text: &str) -> Result<ToolPattern, String> {
     let (tool, pattern) = text.split_once(':').unwrap_or((text, ""));
     if tool.trim().is_empty() {
-        return Err("name a tool, as in Bash or 'Bash:git *'; * is any tool".to_owned());
+        return Err(
+            "the tool is missing; write it like Bash or 'Bash:git *' (* is any tool)".to_owned(),
+        );
     }
     if text.contains(':') && pattern.is_empty() {
-        return Err("the pattern is empty; leave the colon out to mean every call".to_owned());
+        return Err("the pattern is empty; omit the colon to match every call".to_owned());
     }
     Ok(ToolPattern {
         tool: tool.to_owned(),
@@ -23,7 +25,7 @@ pub(crate) fn parse(text: &str) -> Result<ToolPattern, String> {
     })
 }
 
-/// The relay takes the first rule that matches; the most careful ones stand first.
+/// The first matching rule decides, so the most restrictive rules come first.
 pub(crate) fn ordered_rules(
     deny: Vec<ToolPattern>,
     ask: Vec<ToolPattern>,
@@ -49,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_is_a_tool_and_what_stands_behind_the_first_colon() {
+    fn a_rule_is_a_tool_and_a_pattern_after_the_first_colon() {
         let rule = parse("Fetch:https://a/*").unwrap();
         assert_eq!(
             (rule.tool.as_str(), rule.pattern.as_str()),

@@ -1,5 +1,5 @@
-//! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Refused here for what the relay would refuse
-//! it for, so that a typing error costs no round trip.
+//! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Uses the relay's rules, so
+//! that a typing error is reported without a call.
 
 use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
 use baton_validation::{
@@ -8,7 +8,7 @@ use baton_validation::{
 
 use crate::args::size;
 
-/// Conditions stand behind the path, each after a comma; a comma in the path itself is one of its characters.
+/// Conditions follow the path, each after a comma. The path itself may contain commas.
 pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
     let mut required = RequiredArtifact::default();
     let mut path = text;
@@ -30,13 +30,13 @@ pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
     Ok(required)
 }
 
-/// A mistyped condition would become part of a name that no file ever has.
+/// Whether this is a mistyped condition. It would otherwise become part of a path that no file has.
 fn looks_like_condition(text: &str) -> bool {
-    let word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
-    text.split_once('=').is_some_and(|(name, _)| word(name))
+    let is_name = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
+    text.split_once('=').is_some_and(|(name, _)| is_name(name))
 }
 
-/// What of a contract these receipts leave open, as the relay judges it.
+/// Required files that these receipts do not prove, by the relay's rules.
 pub(crate) fn unmet_contract_files(
     contract: &CompletionContract,
     seen: &[ArtifactReceipt],
@@ -69,7 +69,7 @@ fn parse_sha256(text: &str) -> Result<String, String> {
     let hash = text.to_ascii_lowercase();
     let good = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
     good.then_some(hash)
-        .ok_or_else(|| "give the SHA-256 as 64 hex digits".to_owned())
+        .ok_or_else(|| "write the SHA-256 as 64 hex digits".to_owned())
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_relay_would_refuse_is_refused_here() {
+    fn a_file_that_the_relay_would_refuse_is_refused() {
         for bad in [
             "",
             "/a",

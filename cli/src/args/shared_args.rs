@@ -1,4 +1,4 @@
-//! Arguments that many commands take, told once: which task, why, and as JSON.
+//! Arguments that many commands share: the task, the reason, and JSON output.
 
 use clap::Args;
 
@@ -6,21 +6,21 @@ use crate::client::id_prefix;
 use crate::client::relay_client::RelayClient;
 use crate::error::cli_error::CliError;
 
-/// One task.
+/// The task that a command acts on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TaskIdArg {
-    /// Id of the task, or as much of its beginning as no other task has.
+    /// Id of the task, or a unique prefix of it.
     #[arg(value_name = "TASK")]
     task_id: String,
 }
 
 impl TaskIdArg {
-    /// Its whole id.
+    /// Returns the full id.
     pub(crate) async fn resolve(&self, relay: &RelayClient) -> Result<String, CliError> {
         id_prefix::resolve_task_id(relay, &self.task_id).await
     }
 
-    /// The same for a verb that needs a reason.
+    /// Returns the full id, for a command that needs a reason.
     pub(crate) async fn resolve_with_reason(
         &self,
         relay: &RelayClient,
@@ -30,10 +30,10 @@ impl TaskIdArg {
     }
 }
 
-/// Several of them.
+/// The tasks that a command acts on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TaskIdsArg {
-    /// Ids of tasks, or as much of each as no other task has: one, or up to 50.
+    /// Ids of 1 to 50 tasks, or unique prefixes of them.
     #[arg(value_name = "TASK", required = true)]
     task_ids: Vec<String>,
 }
@@ -48,10 +48,10 @@ impl TaskIdsArg {
     }
 }
 
-/// A reason that may be left out.
+/// An optional reason.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct OptionalReasonArg {
-    /// Why, for those who read the task later.
+    /// Reason, for people who read the task later.
     #[arg(
         long,
         value_name = "TEXT",
@@ -61,27 +61,27 @@ pub(crate) struct OptionalReasonArg {
     pub(crate) reason: String,
 }
 
-/// One that may not.
+/// A required reason.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RequiredReasonArg {
-    /// Why, for those who read the task later; it stands in the task's events.
+    /// Reason, for people who read the task later. It is stored in the task's events.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
 }
 
-/// For programs.
+/// JSON output for programs.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct JsonOutputArg {
-    /// Print the answer as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// For those verbs that whoever holds the task has too.
+/// For commands that the holder of a task's lease may use as well.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LeaseHolderArg {
-    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it; the lease token is taken from
-    /// BATON_LEASE_TOKEN. For tokens of role agent.
+    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it. The lease token is read from
+    /// BATON_LEASE_TOKEN. For tokens with the role agent.
     #[arg(long, value_name = "ATTEMPT")]
     pub(crate) attempt: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! Sizes on the command line: `64MiB`, `10GiB`, or plain bytes.
 
-/// Units that a size may end in; a plain number is bytes.
+/// Units that a size may end with; a plain number is bytes.
 const UNITS: [(&str, u64); 5] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -18,7 +18,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let number: Option<u64> = number.parse().ok();
     number
         .and_then(|number| number.checked_mul(times))
-        .ok_or_else(|| "give a size like 512MiB or 10GiB".to_owned())
+        .ok_or_else(|| "write a size like 512MiB or 10GiB".to_owned())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The flags that shape a task, in the groups that `baton submit --help` shows them in. What they send is decided in
-//! `submission.rs`.
+//! The flags that describe a task, in the groups that `baton submit --help` shows. `task_spec.rs` turns them into a
+//! TaskSpec.
 
 use std::time::Duration;
 
@@ -15,15 +15,14 @@ use crate::args::permission_rule;
 use crate::args::permission_rule::ToolPattern;
 use crate::args::required_file;
 
-/// What the task is.
+/// The content of the task.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TaskContentArgs {
-    /// Name of the agent that does the work, as daemons have it configured. With a command after `--` the default is
-    /// `command`.
+    /// Name of the agent, as configured on the daemons. With a command after `--` the default is `command`.
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
 
-    /// What the task is for, in one sentence, for people and for listings.
+    /// The purpose of the task in one sentence, for people and for listings.
     #[arg(
         long,
         value_name = "TEXT",
@@ -32,11 +31,11 @@ pub(crate) struct TaskContentArgs {
     )]
     pub goal: String,
 
-    /// Hand the agent Baton's own tools, to write down progress and checkpoints, to block and to complete (docs/mcp.md).
+    /// Give the agent Baton's own tools to report progress and checkpoints, to block and to complete (docs/mcp.md).
     #[arg(long)]
     pub mcp: bool,
 
-    /// Working directory on the worker, inside its workspace. Without it the workspace itself.
+    /// Working directory on the worker, inside its workspace. The default is the workspace itself.
     #[arg(
         long,
         value_name = "DIR",
@@ -45,8 +44,8 @@ pub(crate) struct TaskContentArgs {
     )]
     pub cwd: String,
 
-    /// Environment variable for the agent, if its daemon's operator lets tasks set it (task_env). Names that begin with BATON_ are
-    /// Baton's own. May be repeated.
+    /// Environment variable for the agent, if the daemon's configuration lets tasks set it (task_env). Names that begin
+    /// with BATON_ are reserved. May be repeated.
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::variable)]
     pub env: Vec<(String, String)>,
 
@@ -54,25 +53,26 @@ pub(crate) struct TaskContentArgs {
     #[arg(long = "note", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     pub notes: Vec<(String, String)>,
 
-    /// What kind of turn it is, which selects the default deadlines.
+    /// Kind of the turn; it selects the default deadlines.
     #[arg(long, value_enum, value_name = "KIND")]
     pub turn_kind: Option<TurnKindName>,
 
-    /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the same daemon while that is there.
+    /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the same daemon if that is
+    /// available.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub conversation: String,
 
-    /// Program and arguments for an agent of kind command. It is run directly, without a shell; the prompt is its
-    /// standard input.
+    /// Program and arguments for an agent of kind command. It runs without a shell (use `sh -c '...'` for shell syntax);
+    /// the prompt is its standard input.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// Options that are handed to the agent; one that it cannot take refuses the task.
+/// Options for the agent. The task is refused if the agent does not support one of them.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Agent options")]
 pub(crate) struct AgentOptionArgs {
-    /// Model, as the agent spells it.
+    /// Model, as the agent names it.
     #[arg(
         long,
         value_name = "NAME",
@@ -90,7 +90,7 @@ pub(crate) struct AgentOptionArgs {
     )]
     pub effort: String,
 
-    /// Permission mode, as the agent spells it.
+    /// Permission mode, as the agent names it.
     #[arg(
         long,
         value_name = "MODE",
@@ -99,36 +99,36 @@ pub(crate) struct AgentOptionArgs {
     )]
     pub permission_mode: String,
 
-    /// File or, with a trailing slash, folder that the agent should look at, by path in its workspace. May be repeated.
+    /// File or, with a trailing slash, folder in the workspace that the agent should read. May be repeated.
     #[arg(long, value_name = "PATH")]
     pub context: Vec<String>,
 }
 
-/// What becomes of what the agent asks.
+/// How permission requests and questions of the agent are handled.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Permissions and questions")]
 pub(crate) struct PermissionArgs {
-    /// Let the agent use this tool without asking anybody, for example 'Bash:git *'. The pattern is compared with what
-    /// says what the tool does; * stands for any characters. May be repeated. --deny is looked at first, then --ask,
+    /// Let the agent use this tool without asking, for example 'Bash:git *'. The pattern is compared with the argument
+    /// that describes what the tool does; * matches any characters. May be repeated. --deny is checked first, then --ask,
     /// then --allow.
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub allow: Vec<ToolPattern>,
 
-    /// Refuse this tool without asking anybody. The pattern is compared with every text that it is called with.
+    /// Deny this tool without asking. The pattern is compared with every text argument of the call. May be repeated.
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub deny: Vec<ToolPattern>,
 
-    /// Ask about this tool, also where --allow would let it through.
+    /// Ask a person about this tool, even if --allow matches. May be repeated.
     #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = permission_rule::parse)]
     pub ask: Vec<ToolPattern>,
 
-    /// What happens when nobody answers within user_input: the attempt fails, the agent goes on without, or the task
-    /// waits for a person. The default is fail.
+    /// What happens without an answer within user_input: fail the attempt, deny the request and let the agent continue, or
+    /// park the task for a person. The default is fail.
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub on_input_timeout: Option<OnInputTimeoutName>,
 }
 
-/// Where and when it may run.
+/// Where and when the task may run.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
@@ -140,7 +140,7 @@ pub(crate) struct PlacementArgs {
     #[arg(long = "capability", value_name = "WORD")]
     pub capabilities: Vec<String>,
 
-    /// Only run on this daemon, given by id or by name.
+    /// Only run on this daemon, by id or name.
     #[arg(
         long,
         value_name = "DAEMON",
@@ -149,15 +149,15 @@ pub(crate) struct PlacementArgs {
     )]
     pub daemon: String,
 
-    /// From 0 to 100; higher ones are dispatched first. The relay's default is 50.
+    /// Priority from 0 to 100; higher ones are dispatched first. The relay's default is 50.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub priority: Option<u32>,
 
-    /// Refuse the task at once if no daemon can take it now, instead of queueing it.
+    /// Refuse the task if no daemon can take it now, instead of queueing it.
     #[arg(long)]
     pub fail_fast: bool,
 
-    /// Let agents whose token has this scope claim the task, and pick it up when it is stuck.
+    /// Let agents whose token has this scope claim the task, and pick it up when it is parked.
     #[arg(
         long,
         value_name = "SCOPE",
@@ -166,17 +166,17 @@ pub(crate) struct PlacementArgs {
     )]
     pub agent_scope: String,
 
-    /// Keep the task for an agent of --agent-scope to claim; no daemon is offered it.
+    /// Reserve the task for an agent of --agent-scope; it is not offered to daemons.
     #[arg(long, requires = "agent_scope", conflicts_with = "fail_fast")]
     pub agent_held: bool,
 }
 
-/// Which directory of the worker it works in.
+/// The directory on the worker that the task works in.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Workspace")]
 pub(crate) struct WorkspaceArgs {
-    /// Name of a root in the daemon's daemon.toml. Only daemons that have it take the task. Without it the task runs in the daemon's
-    /// work directory.
+    /// Name of a workspace root in daemon.toml. Only daemons with this root take the task. The default is the daemon's work
+    /// directory.
     #[arg(
         long,
         value_name = "NAME",
@@ -185,12 +185,12 @@ pub(crate) struct WorkspaceArgs {
     )]
     pub workspace: String,
 
-    /// How the workspace is shared: shared is the directory itself, one attempt at a time; scratch a new directory and worktree a git
-    /// worktree with a branch of its own, for each attempt. The default is the root's.
+    /// shared uses the root itself, one attempt at a time; scratch makes a new directory for each attempt; worktree makes a
+    /// git worktree with its own branch for each attempt. The default is configured at the root.
     #[arg(long, value_enum, value_name = "MODE")]
     pub workspace_mode: Option<WorkspaceModeName>,
 
-    /// Whether a directory that was made for an attempt stays after it. The default is the root's policy.
+    /// Whether a directory that was made for an attempt is kept afterwards. The default is configured at the root.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub workspace_keep: Option<bool>,
 }
@@ -212,17 +212,17 @@ impl From<WorkspaceModeName> for WorkspaceMode {
     }
 }
 
-/// What it has to leave.
+/// Files that the task has to leave.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Required files")]
 pub(crate) struct ContractArgs {
-    /// File that must be there at the end, by its path in the workspace directory; with a least size, or the SHA-256 that it
-    /// must have. Without it the task does not complete. May be repeated, up to 64 times.
+    /// File that must exist in the workspace at the end, optionally with a minimum size or a SHA-256. Without it the task
+    /// does not complete. May be repeated up to 64 times.
     #[arg(long, value_name = "PATH[,min=SIZE][,sha256=HEX]", value_parser = required_file::parse)]
     pub require: Vec<RequiredArtifact>,
 
-    /// What becomes of a result without its files: it is refused, and an agent that still runs may complete again; the
-    /// attempt fails; or the task waits for a person. The default is reject.
+    /// What happens to a result with missing files: reject it, so that an agent that still runs can complete again; fail
+    /// the attempt; or park the task for a person. The default is reject.
     #[arg(long, value_enum, value_name = "CHOICE", requires = "require")]
     pub if_missing: Option<MissingPolicyName>,
 }
@@ -244,13 +244,13 @@ impl From<MissingPolicyName> for MissingPolicy {
     }
 }
 
-/// How long things may take.
+/// Time limits of the task.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Deadlines")]
 pub(crate) struct DeadlineArgs {
     /// Deadline by name: process_start, prompt_write, first_event, first_visible_event, stream_idle, tool_idle,
-    /// user_input or cleanup_term. Giving one of these replaces the default profile: only those given are armed.
-    /// queue and total stand outside the profile. May be repeated.
+    /// user_input or cleanup_term. Any of these replaces the default profile: only the given ones are armed.
+    /// queue and total do not belong to the profile and can be combined with it. May be repeated.
     #[arg(
         long = "deadline",
         value_name = "NAME=DURATION",
@@ -259,32 +259,33 @@ pub(crate) struct DeadlineArgs {
     )]
     pub deadlines: Vec<NamedDeadline>,
 
-    /// Send an empty profile: none of the eight phase deadlines is armed.
+    /// Use an empty profile: none of the eight phase deadlines is armed.
     #[arg(long, conflicts_with = "profile")]
     pub no_deadlines: bool,
 
-    /// Named profile that the relay has stored; see `baton profile`.
+    /// Named profile that is stored in the relay; see `baton profile`.
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
 
-    /// Lease duration, from 5s to 24h: how long a daemon may be out of reach before its attempt is given up.
+    /// Lease duration from 5s to 24h: how long relay and daemon may be disconnected before the attempt is ended.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub lease: Option<Duration>,
 }
 
-/// What happens when an attempt does not succeed.
+/// What happens after an attempt that did not succeed.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Retries")]
 pub(crate) struct RetryPolicyArgs {
-    /// How many attempts may end as failed or timed out, from 1 to 10.
+    /// Number of attempts that may end as failed or timed out, from 1 to 10.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
     pub max_attempts: Option<u32>,
 
-    /// How many attempts may end as lost, from 1 to 10.
+    /// Number of attempts that may end as lost, from 1 to 10.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
     pub max_losses: Option<u32>,
 
-    /// What to do after a loss that may already have had effects: park it for a person, retry it, or fail it.
+    /// What to do after a lost attempt that may have had effects: park the task for a person, retry it, or fail it. It does
+    /// not apply to attempts that fail.
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub when_unsafe: Option<WhenUnsafeName>,
 }
@@ -313,7 +314,7 @@ pub(crate) enum OnInputTimeoutName {
     Park,
 }
 
-/// All flags that shape a task.
+/// All flags that describe a task.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SubmissionArgs {
     #[command(flatten)]

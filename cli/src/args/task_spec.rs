@@ -1,5 +1,5 @@
-//! From the flags of `submit` to a task's specification: pure, so that what each flag sends is tested without a relay.
-//! Absent flags stay absent on the wire; the relay's defaults are the relay's to choose.
+//! Turns the flags of `submit` into a TaskSpec. Pure, so that the effect of each flag is tested without a relay.
+//! An absent flag stays absent in the request, because the relay chooses its own defaults.
 
 use std::collections::BTreeMap;
 
@@ -80,8 +80,8 @@ fn agent_name(given: Option<String>, command: &[String]) -> Result<String, CliEr
         None if !command.is_empty() => COMMAND_AGENT.to_owned(),
         None => {
             return Err(CliError::usage(
-                "the task names no agent",
-                "name one with --agent NAME, or give a command: baton submit -- echo hello",
+                "the agent is missing",
+                "choose one with --agent NAME, or pass a command: baton submit -- echo hello",
             ));
         }
     };
@@ -163,7 +163,8 @@ impl PlacementArgs {
 }
 
 impl DeadlineArgs {
-    /// Absent, empty and partial are three different wishes: only a profile deadline or --no-deadlines makes it present.
+    /// Absent, empty and partial profiles have different effects. Only a profile deadline or --no-deadlines makes the
+    /// profile present.
     fn deadline_profile(&self) -> Option<DeadlineProfile> {
         let mut profile = self.no_deadlines.then(DeadlineProfile::default);
         for deadline in &self.deadlines {
@@ -185,7 +186,7 @@ impl DeadlineArgs {
     }
 }
 
-/// Puts one deadline into a profile, which becomes present by that; queue and total are not part of it.
+/// Sets one deadline in a profile, which makes the profile present. queue and total are not part of it.
 pub(crate) fn set_deadline(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
     if matches!(name, DeadlineName::Queue | DeadlineName::Total) {
         return;
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_command_leaves_every_choice_to_the_relay() {
+    fn a_command_without_flags_sends_no_optional_field() {
         let spec = spec(&["--", "sh", "-c", "echo hi"]);
         let argv = ["sh", "-c", "echo hi"].map(str::to_owned).to_vec();
         let expected = TaskSpec {
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_task_and_the_agent_reach_their_fields() {
+    fn task_and_agent_flags_set_their_fields() {
         let line = "--agent claude --goal g --cwd /w --env A=b --note team=core --turn-kind session_title \
                     --conversation c1 --model m --effort high --permission-mode plan --context src/ --context a.rs";
         let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn required_files_make_a_contract_and_nothing_else_does() {
+    fn only_required_files_make_a_contract() {
         assert_eq!(spec(&["--", "true"]).contract, None);
         let line = "--require out/a --require b,min=1KiB --if-missing park -- true";
         let contract = spec(&line.split_whitespace().collect::<Vec<_>>()).contract;
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_careful_rules_come_first_whatever_the_order_of_the_flags() {
+    fn the_most_restrictive_rules_come_first_in_any_flag_order() {
         let spec = spec(&[
             "--agent",
             "a",
@@ -359,13 +360,13 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_placement_limits_and_retries_reach_their_fields() {
+    fn placement_limit_and_retry_flags_set_their_fields() {
         let line = "--agent a --label zone=eu --capability gpu --daemon d1 --priority 70 --fail-fast --profile long \
                     --lease 1m --max-attempts 2 --max-losses 4 --when-unsafe retry";
         let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
         let placement = spec.placement.expect("placement");
         let retry = spec.retry.expect("retry");
-        assert!(spec.labels.is_empty(), "placement is not a note");
+        assert!(spec.labels.is_empty(), "a placement label is not a note");
         assert_eq!(placement.labels["zone"], "eu");
         assert_eq!(
             (placement.capabilities, placement.daemon.as_str()),

@@ -1,4 +1,5 @@
-//! The certificate authority that a person names with --ca. A wrong file is told here: later it only looks like an unknown relay.
+//! Reads the certificate authority of --ca. A wrong file is reported here, because during the
+//! connection it would look like an untrusted relay.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +8,13 @@ use crate::error::cli_error::CliError;
 
 const PEM_CERTIFICATE_MARKER: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// PEM with at least one certificate in it.
+/// Returns PEM text with at least one certificate.
 pub(crate) fn read_ca_file(path: &Path) -> Result<Vec<u8>, CliError> {
     let shown = path.display();
     let pem = fs::read(path).map_err(|error| {
         CliError::usage(
-            format!("read the certificate authority in {shown}: {error}"),
-            "name a PEM file with --ca FILE or BATON_CA",
+            format!("cannot read the certificate authority in {shown}: {error}"),
+            "pass a PEM file with --ca FILE or BATON_CA",
         )
     })?;
     let has_one = pem
@@ -21,8 +22,8 @@ pub(crate) fn read_ca_file(path: &Path) -> Result<Vec<u8>, CliError> {
         .any(|at| at == PEM_CERTIFICATE_MARKER);
     has_one.then_some(pem).ok_or_else(|| {
         CliError::usage(
-            format!("{shown} holds no certificate"),
-            "name the PEM file of the authority that signed the relay's certificate; a key is none",
+            format!("{shown} contains no certificate"),
+            "pass the PEM file of the authority that signed the relay's certificate, not a key",
         )
     })
 }
@@ -33,7 +34,7 @@ mod tests {
     use crate::error::exit_code::CommandExit;
 
     #[test]
-    fn a_file_that_is_missing_or_holds_no_certificate_is_a_usage_error_that_says_so() {
+    fn a_missing_file_or_one_without_a_certificate_is_a_usage_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("k.pem");
         let missing = read_ca_file(&file).unwrap_err();
@@ -43,7 +44,7 @@ mod tests {
         let key = read_ca_file(&file).unwrap_err();
         assert_eq!(key.exit(), CommandExit::Usage);
         assert!(
-            key.to_string().contains("k.pem holds no certificate"),
+            key.to_string().contains("k.pem contains no certificate"),
             "{key}"
         );
         fs::write(&file, "# mine\n-----BEGIN CERTIFICATE-----\nAA==\n").unwrap();

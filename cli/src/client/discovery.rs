@@ -1,5 +1,5 @@
-//! Where things are when nobody says so: the data directory, the relay's address, the credential.
-//! One rule for every command, so that a second shell finds what `baton up` started with no flags at all.
+//! Default places of the data directory, the relay's address and the token. All commands use the
+//! same rule, so that a second shell finds what `baton up` started without any flags.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,15 +13,15 @@ use crate::error::cli_error::{CliError, ErrorText};
 
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 pub(crate) const DEFAULT_RELAY: &str = "http://127.0.0.1:7070";
-/// The local admin token that a first start on loopback makes (mode 0600).
+/// The local admin token that the first start on loopback creates (mode 0600).
 pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
-/// Written by a running relay, so that commands with the same data directory find its address.
+/// Address of the running relay, so that commands with the same data directory find it.
 pub(crate) const RELAY_URL_FILE: &str = "relay.url";
 
-/// How to reach the relay, for every command that talks to one.
+/// How to reach the relay, for every command that connects to one.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ConnectionArgs {
-    /// Address of the relay. Without it, the address that a relay wrote into the data directory is used, else
+    /// Address of the relay. The default is the address that a relay wrote into the data directory, else
     /// http://127.0.0.1:7070.
     #[arg(
         long,
@@ -31,7 +31,7 @@ pub(crate) struct ConnectionArgs {
     )]
     pub relay: Option<String>,
 
-    /// File that holds the access token. Without it, the local admin token in the data directory is used.
+    /// File with the access token. The default is the local admin token in the data directory.
     #[arg(
         long,
         env = "BATON_TOKEN_FILE",
@@ -40,8 +40,8 @@ pub(crate) struct ConnectionArgs {
     )]
     pub token_file: Option<PathBuf>,
 
-    /// Data directory of the relay: its address and the local admin token are looked for there. The default is
-    /// $XDG_DATA_HOME/baton or ~/.local/share/baton. Named here, it goes before BATON_RELAY.
+    /// Data directory of the relay, with its address and the local admin token. The default is $XDG_DATA_HOME/baton or
+    /// ~/.local/share/baton. This flag takes precedence over BATON_RELAY.
     #[arg(
         long,
         env = "BATON_DATA",
@@ -50,8 +50,7 @@ pub(crate) struct ConnectionArgs {
     )]
     pub data: Option<PathBuf>,
 
-    /// PEM file with the certificate authority that the relay's certificate is checked against. Without it, https is checked
-    /// against the system's.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
     #[arg(
         long,
         env = "BATON_CA",
@@ -60,7 +59,7 @@ pub(crate) struct ConnectionArgs {
     )]
     pub ca: Option<PathBuf>,
 
-    /// Tenant that the command is about, for tokens that reach all tenants. Without it, theirs is the tenant `default`.
+    /// Tenant of the command, for tokens that may access all tenants. Their default is the tenant `default`.
     #[arg(
         long,
         env = "BATON_TENANT",
@@ -75,7 +74,8 @@ impl ConnectionArgs {
         self.data.clone().unwrap_or_else(default_data_dir)
     }
 
-    /// The relay that was named. A flag beats the environment: who names a directory means that one, whatever BATON_RELAY says.
+    /// The relay that was configured. A flag takes precedence over the environment, so --data wins over
+    /// BATON_RELAY.
     pub(crate) fn named_relay(&self) -> Option<&str> {
         self.named_relay_with_env(|variable| env::var_os(variable))
     }
@@ -84,13 +84,14 @@ impl ConnectionArgs {
         let relay = self.relay.as_deref().filter(|url| !url.is_empty())?;
         let data = self.data.as_ref().map(|data| data.as_os_str());
         let is_flag = |value: &OsStr, name| variable(name).as_deref() != Some(value);
-        let directory_is_meant = data.is_some_and(|data| is_flag(data, "BATON_DATA"));
-        let relay_is_meant = is_flag(relay.as_ref(), "BATON_RELAY");
-        (relay_is_meant || !directory_is_meant).then_some(relay)
+        let data_is_flag = data.is_some_and(|data| is_flag(data, "BATON_DATA"));
+        let relay_is_flag = is_flag(relay.as_ref(), "BATON_RELAY");
+        (relay_is_flag || !data_is_flag).then_some(relay)
     }
 
-    /// The relay that was named, or that of the data directory. A directory's own token is sent to no relay but its own: where
-    /// that has stopped, whoever listens at the usual address now may be a stranger.
+    /// The relay that was configured, or the one of the data directory. The token of a data directory is
+    /// only sent to the relay of that directory: after it has stopped, another process may listen on the
+    /// default address.
     pub(crate) fn relay_url(&self) -> Result<String, CliError> {
         let data = self.data_dir();
         let given = self.named_relay().map(str::to_owned);
@@ -108,32 +109,32 @@ impl ConnectionArgs {
         named.filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// The token, or a story about where it was looked for.
+    /// The token, or an error that names the file.
     pub(crate) fn token(&self) -> Result<String, CliError> {
         let path = self.token_path();
         let named = self.named_token_file().is_some();
         read_token(&path).map_err(|error| token_file_error(&path, named, &error))
     }
 
-    /// Where it is looked for.
+    /// The file that the token is read from.
     pub(crate) fn token_path(&self) -> PathBuf {
         let named = self.named_token_file();
         named.map_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE), Path::to_owned)
     }
 
-    /// What a command line said about the relay, for those commands that talk to one.
+    /// The connection flags of a command line; `None` for commands that connect to no relay.
     pub(crate) fn from_matches(matches: &clap::ArgMatches) -> Option<Self> {
         let mut leaf = matches;
         while let Some((_, inner)) = leaf.subcommand() {
             leaf = inner;
         }
-        // Servers have flags of the same names; this one only clients have.
+        // Servers have flags with the same names; only clients have this one.
         leaf.try_contains_id("in_tenant").ok()?;
         Self::from_arg_matches(leaf).ok()
     }
 }
 
-/// `$XDG_DATA_HOME/baton`, `~/.local/share/baton`, or `./baton-data` where there is no home.
+/// `$XDG_DATA_HOME/baton`, `~/.local/share/baton`, or `./baton-data` without a home directory.
 pub(crate) fn default_data_dir() -> PathBuf {
     let variable = |name| {
         env::var_os(name)
@@ -153,9 +154,9 @@ fn recorded_relay_url(data: &Path) -> Option<String> {
 
 fn not_running_error(data: &Path) -> CliError {
     CliError::Unreachable(ErrorText {
-        what: format!("reach the relay of {}", data.display()),
+        what: format!("cannot reach the relay of {}", data.display()),
         why: "no relay runs on this data directory".to_owned(),
-        hint: "start it with `baton up` or `baton relay`, or name another relay with --relay and its token with --token-file"
+        hint: "start it with `baton up` or `baton relay`, or choose another relay with --relay and its token with --token-file"
             .to_owned(),
     })
 }
@@ -165,7 +166,7 @@ fn read_token(path: &Path) -> io::Result<String> {
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "it does not hold a token",
+            "it does not contain a token",
         ));
     }
     Ok(token)
@@ -173,12 +174,12 @@ fn read_token(path: &Path) -> io::Result<String> {
 
 fn token_file_error(path: &Path, named: bool, error: &io::Error) -> CliError {
     let hint = if named {
-        "name a readable file with --token-file or BATON_TOKEN_FILE"
+        "pass a readable file with --token-file or BATON_TOKEN_FILE"
     } else {
-        "name a token with --token-file, or the relay's data directory with --data; `baton up` makes both"
+        "pass a token with --token-file, or the relay's data directory with --data; `baton up` creates both"
     };
     CliError::Usage(ErrorText {
-        what: format!("read the access token in {}", path.display()),
+        what: format!("cannot read the access token in {}", path.display()),
         why: error.to_string(),
         hint: hint.to_owned(),
     })
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_of_a_relay_that_has_stopped_is_sent_to_no_other() {
+    fn the_token_of_a_stopped_relay_is_not_sent_to_another_relay() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
         let stopped = args(dir.path()).relay_url().unwrap_err();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_named_goes_before_a_relay_of_the_environment() {
+    fn a_data_flag_takes_precedence_over_a_relay_of_the_environment() {
         let environment = |name: &str| match name {
             "BATON_RELAY" => Some("http://127.0.0.1:1".into()),
             "BATON_DATA" => Some("/of/the/environment".into()),

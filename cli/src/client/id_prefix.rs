@@ -1,5 +1,5 @@
-//! Ids as people type them: whole, or as much of the beginning as nothing else has. The relay takes whole ones only, so what
-//! was begun is looked for in lists; a whole one is never looked for.
+//! Resolves ids as people type them: a full id or a unique prefix. The relay accepts full ids only, so
+//! a prefix is searched in lists. A full id is passed on without a search.
 
 use baton_proto::v1::{Input, ListDaemonsRequest, ListTasksRequest, ListTokensRequest, Task};
 
@@ -9,25 +9,26 @@ use crate::error::cli_error::{CliError, ErrorText};
 use crate::follow::task_follower;
 use crate::render::sanitizer::one_line;
 
-/// Digits of a whole id, with its dashes.
+/// Length of a full id with its dashes.
 const ID_LENGTH: usize = 36;
-/// Fewer digits are a typing mistake rather than an id: ids of one day share as many.
+/// Ids of one day share this many digits, so a shorter prefix is treated as a typing error.
 const MIN_PREFIX_DIGITS: usize = 4;
 const PAGE_SIZE: u32 = 200;
-/// Newest tasks among which one is looked for.
+/// Number of newest tasks that are searched.
 const MAX_TASKS_SEARCHED: usize = 10_000;
-/// Candidates that are named.
+/// Maximum of candidates in the error message.
 const MAX_CANDIDATES_SHOWN: usize = 10;
 
-/// The task that a word means.
+/// Returns the full id of a task.
 pub(crate) async fn resolve_task_id(relay: &RelayClient, given: &str) -> Result<String, CliError> {
     match IdPrefix::parse(given) {
         None => Ok(given.to_owned()),
-        Some(begun) => single_match(&begun, "task", tasks_with_prefix(relay, &begun).await?),
+        Some(prefix) => single_match(&prefix, "task", tasks_with_prefix(relay, &prefix).await?),
     }
 }
 
-/// The same for a verb that needs a reason: a blank one is refused before anything is looked for, and by the relay.
+/// Like [`resolve_task_id`], for a command that needs a reason. With a blank reason nothing is
+/// searched: the relay refuses the request anyway.
 pub(crate) async fn resolve_task_id_with_reason(
     relay: &RelayClient,
     given: &str,
@@ -35,11 +36,11 @@ pub(crate) async fn resolve_task_id_with_reason(
 ) -> Result<String, CliError> {
     match reason.trim() {
         "" => Ok(given.to_owned()),
-        _said => resolve_task_id(relay, given).await,
+        _given => resolve_task_id(relay, given).await,
     }
 }
 
-/// Several, each by itself.
+/// Resolves several tasks one after the other.
 pub(crate) async fn resolve_task_ids_with_reason(
     relay: &RelayClient,
     given: &[String],
@@ -52,26 +53,26 @@ pub(crate) async fn resolve_task_ids_with_reason(
     Ok(found)
 }
 
-/// An attempt of a task that is known by its whole id.
+/// Returns the full id of an attempt; the task is given by its full id.
 pub(crate) async fn resolve_attempt_id(
     relay: &RelayClient,
     task_id: &str,
     given: &str,
 ) -> Result<String, CliError> {
-    let Some(begun) = IdPrefix::parse(given) else {
+    let Some(prefix) = IdPrefix::parse(given) else {
         return Ok(given.to_owned());
     };
     let task = task_follower::get_task(relay, task_id).await?;
     let attempts = task.attempts.into_iter();
-    let fit = attempts.filter(|attempt| begun.matches(&attempt.attempt_id));
+    let fit = attempts.filter(|attempt| prefix.matches(&attempt.attempt_id));
     let fit = fit.map(|attempt| {
         let about = format!("attempt {}", attempt.attempt_number);
         (attempt.attempt_id, about)
     });
-    single_match(&begun, "attempt", fit.collect())
+    single_match(&prefix, "attempt", fit.collect())
 }
 
-/// The same for a verb that needs a reason.
+/// Like [`resolve_attempt_id`], for a command that needs a reason.
 pub(crate) async fn resolve_attempt_id_with_reason(
     relay: &RelayClient,
     task_id: &str,
@@ -80,13 +81,13 @@ pub(crate) async fn resolve_attempt_id_with_reason(
 ) -> Result<String, CliError> {
     match reason.trim() {
         "" => Ok(given.to_owned()),
-        _said => resolve_attempt_id(relay, task_id, given).await,
+        _given => resolve_attempt_id(relay, task_id, given).await,
     }
 }
 
-/// A daemon by its id or its name; a name goes before the beginning of an id.
+/// Resolves a daemon by name or id prefix; a name takes precedence.
 pub(crate) async fn resolve_daemon(relay: &RelayClient, given: &str) -> Result<String, CliError> {
-    let Some(begun) = IdPrefix::parse(given) else {
+    let Some(prefix) = IdPrefix::parse(given) else {
         return Ok(given.to_owned());
     };
     let mut request = ListDaemonsRequest {
@@ -101,16 +102,16 @@ pub(crate) async fn resolve_daemon(relay: &RelayClient, given: &str) -> Result<S
             return Ok(given.to_owned());
         }
         let fitting = page.daemons.into_iter();
-        let fitting = fitting.filter(|daemon| begun.matches(&daemon.daemon_id));
+        let fitting = fitting.filter(|daemon| prefix.matches(&daemon.daemon_id));
         fit.extend(fitting.map(|daemon| (daemon.daemon_id, one_line(&daemon.name))));
         if page.next_page_token.is_empty() {
-            return single_match(&begun, "daemon", fit);
+            return single_match(&prefix, "daemon", fit);
         }
         request.page_token = page.next_page_token;
     }
 }
 
-/// The same for a verb that needs a reason.
+/// Like [`resolve_daemon`], for a command that needs a reason.
 pub(crate) async fn resolve_daemon_with_reason(
     relay: &RelayClient,
     given: &str,
@@ -118,12 +119,12 @@ pub(crate) async fn resolve_daemon_with_reason(
 ) -> Result<String, CliError> {
     match reason.trim() {
         "" => Ok(given.to_owned()),
-        _said => resolve_daemon(relay, given).await,
+        _given => resolve_daemon(relay, given).await,
     }
 }
 
 pub(crate) async fn resolve_token_id(relay: &RelayClient, given: &str) -> Result<String, CliError> {
-    let Some(begun) = IdPrefix::parse(given) else {
+    let Some(prefix) = IdPrefix::parse(given) else {
         return Ok(given.to_owned());
     };
     let mut request = ListTokensRequest {
@@ -135,56 +136,57 @@ pub(crate) async fn resolve_token_id(relay: &RelayClient, given: &str) -> Result
         let page = relay.operator().list_tokens(request.clone()).await?;
         let page = page.into_inner();
         let fitting = page.tokens.into_iter();
-        let fitting = fitting.filter(|token| begun.matches(&token.token_id));
+        let fitting = fitting.filter(|token| prefix.matches(&token.token_id));
         fit.extend(fitting.map(|token| (token.token_id, one_line(&token.name))));
         if page.next_page_token.is_empty() {
-            return single_match(&begun, "token", fit);
+            return single_match(&prefix, "token", fit);
         }
         request.page_token = page.next_page_token;
     }
 }
 
-/// Which of these inputs a word means.
+/// Returns the full id of an input: of one task, or an open one of any task.
 pub(crate) async fn resolve_input_id(
     relay: &RelayClient,
     task_id: &str,
     given: &str,
 ) -> Result<String, CliError> {
-    let Some(begun) = IdPrefix::parse(given) else {
+    let Some(prefix) = IdPrefix::parse(given) else {
         return Ok(given.to_owned());
     };
     let listed = inbox::list_inputs(relay, task_id, !task_id.is_empty()).await?;
     let fit = listed
         .into_iter()
-        .filter(|one| begun.matches(&one.input_id));
+        .filter(|one| prefix.matches(&one.input_id));
     let about = |one: Input| {
         let about = format!("of task {}", one.task_id);
         (one.input_id, about)
     };
-    single_match(&begun, "input", fit.map(about).collect())
+    single_match(&prefix, "input", fit.map(about).collect())
 }
 
-/// Newest first, and in the order of their ids: behind the first that is smaller there is none.
+/// Searches the task list. It is sorted by id, newest first, so the search ends at the first smaller
+/// id.
 async fn tasks_with_prefix(
     relay: &RelayClient,
-    begun: &IdPrefix,
+    prefix: &IdPrefix,
 ) -> Result<Vec<(String, String)>, CliError> {
     let mut request = ListTasksRequest {
         page_size: PAGE_SIZE,
         ..ListTasksRequest::default()
     };
-    let (mut fit, mut looked_at) = (Vec::new(), 0);
+    let (mut fit, mut searched) = (Vec::new(), 0);
     loop {
         let page = relay.tasks().list(request.clone()).await?.into_inner();
-        looked_at += page.tasks.len();
-        let passed = page.tasks.iter().any(|task| begun.is_past(&task.task_id));
+        searched += page.tasks.len();
+        let passed = page.tasks.iter().any(|task| prefix.is_past(&task.task_id));
         let fitting = page
             .tasks
             .into_iter()
-            .filter(|task| begun.matches(&task.task_id));
+            .filter(|task| prefix.matches(&task.task_id));
         fit.extend(fitting.map(id_and_description));
-        let over = passed || page.next_page_token.is_empty() || looked_at >= MAX_TASKS_SEARCHED;
-        if over || fit.len() > MAX_CANDIDATES_SHOWN {
+        let is_last = passed || page.next_page_token.is_empty() || searched >= MAX_TASKS_SEARCHED;
+        if is_last || fit.len() > MAX_CANDIDATES_SHOWN {
             return Ok(fit);
         }
         request.page_token = page.next_page_token;
@@ -196,31 +198,31 @@ fn id_and_description(task: Task) -> (String, String) {
     (task.task_id, about)
 }
 
-/// The beginning of an id.
+/// A prefix of an id, in lower case and with dashes.
 #[derive(Debug)]
 struct IdPrefix(String);
 
 impl IdPrefix {
-    /// None where it is a whole one, or nothing that an id begins with: the relay says what is wrong with that.
+    /// `None` for a full id, and for text that no id begins with: the relay then reports what is wrong.
     fn parse(given: &str) -> Option<Self> {
         let lower = given.to_ascii_lowercase();
         let digits = lower.bytes().filter(u8::is_ascii_hexdigit).count();
         let fits = lower.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-        let begun = fits && digits >= MIN_PREFIX_DIGITS && given.len() < ID_LENGTH;
-        begun.then(|| Self(insert_dashes(&lower)))
+        let prefix = fits && digits >= MIN_PREFIX_DIGITS && given.len() < ID_LENGTH;
+        prefix.then(|| Self(insert_dashes(&lower)))
     }
 
     fn matches(&self, id: &str) -> bool {
         id.starts_with(&self.0)
     }
 
-    /// Older than all that fit.
+    /// Whether this id is smaller than all ids with the prefix.
     fn is_past(&self, id: &str) -> bool {
         id < self.0.as_str()
     }
 }
 
-/// With dashes where ids have them, for who leaves them out.
+/// Adds the dashes of an id if they were omitted.
 fn insert_dashes(given: &str) -> String {
     let mut dashed = String::with_capacity(ID_LENGTH);
     for digit in given.chars().filter(|digit| *digit != '-') {
@@ -233,18 +235,18 @@ fn insert_dashes(given: &str) -> String {
 }
 
 fn single_match(
-    begun: &IdPrefix,
+    prefix: &IdPrefix,
     kind: &str,
     mut fit: Vec<(String, String)>,
 ) -> Result<String, CliError> {
-    let begun = &begun.0;
+    let prefix = &prefix.0;
     match fit.len() {
         1 => Ok(fit.remove(0).0),
         0 => Err(CliError::Usage(ErrorText {
-            what: format!("no {kind} begins with {begun}"),
-            why: "it was mistyped, is of another tenant, or too old to be found by its beginning"
+            what: format!("no {kind} begins with {prefix}"),
+            why: "the id is mistyped, belongs to another tenant, or is too old for a search by prefix"
                 .to_owned(),
-            hint: format!("give the whole id; {} lists them", list_command(kind)),
+            hint: format!("use the full id; {} lists them", list_command(kind)),
         })),
         many => {
             let shown = fit.iter().take(MAX_CANDIDATES_SHOWN);
@@ -255,9 +257,9 @@ fn single_match(
                 why.push_str("\n  …");
             }
             Err(CliError::Usage(ErrorText {
-                what: format!("more than one {kind} begins with {begun}:{why}"),
+                what: format!("more than one {kind} begins with {prefix}:{why}"),
                 why: String::new(),
-                hint: "give more of its id".to_owned(),
+                hint: "use more digits of the id".to_owned(),
             }))
         }
     }
@@ -280,15 +282,15 @@ mod tests {
     const ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
     #[test]
-    fn a_beginning_is_known_with_and_without_dashes_in_any_case() {
+    fn a_prefix_matches_with_and_without_dashes_in_any_case() {
         for given in [
             "0197",
             "0197c1de-",
             "0197C1DE7A4E",
             "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a1",
         ] {
-            let begun = IdPrefix::parse(given).unwrap();
-            assert!(begun.matches(ID), "{given}: {begun:?}");
+            let prefix = IdPrefix::parse(given).unwrap();
+            assert!(prefix.matches(ID), "{given}: {prefix:?}");
         }
         for other in ["019", ID, "nonsense", "", "../../etc", "-----"] {
             assert!(IdPrefix::parse(other).is_none(), "{other}");
@@ -296,35 +298,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_all_that_fit_ends_the_search() {
-        let begun = IdPrefix::parse("0197c1de").unwrap();
-        assert!(begun.is_past("0197c1dd-ffff-7d61-9f3c-2f1f6f2c9a10"));
-        assert!(!begun.is_past(ID));
-        assert!(!begun.is_past("0197c1df-0000-7d61-9f3c-2f1f6f2c9a10"));
+    fn an_id_smaller_than_all_matches_ends_the_search() {
+        let prefix = IdPrefix::parse("0197c1de").unwrap();
+        assert!(prefix.is_past("0197c1dd-ffff-7d61-9f3c-2f1f6f2c9a10"));
+        assert!(!prefix.is_past(ID));
+        assert!(!prefix.is_past("0197c1df-0000-7d61-9f3c-2f1f6f2c9a10"));
     }
 
     #[test]
-    fn none_and_many_are_told_and_many_with_their_names() {
-        let begun = IdPrefix::parse("0197").unwrap();
+    fn no_match_and_several_matches_are_usage_errors() {
+        let prefix = IdPrefix::parse("0197").unwrap();
         let fit = |count: usize| {
             (0..count)
                 .map(|n| (format!("0197-{n}"), "x".to_owned()))
                 .collect()
         };
-        assert_eq!(single_match(&begun, "task", fit(1)).unwrap(), "0197-0");
-        let none = single_match(&begun, "task", fit(0))
+        assert_eq!(single_match(&prefix, "task", fit(1)).unwrap(), "0197-0");
+        let none = single_match(&prefix, "task", fit(0))
             .unwrap_err()
             .to_string();
         assert!(none.contains("no task begins with 0197"), "{none}");
-        let two = single_match(&begun, "task", fit(2))
+        let two = single_match(&prefix, "task", fit(2))
             .unwrap_err()
             .to_string();
         assert!(two.contains("0197-0") && two.contains("0197-1"), "{two}");
-        let many = single_match(&begun, "task", fit(MAX_CANDIDATES_SHOWN + 1))
+        let many = single_match(&prefix, "task", fit(MAX_CANDIDATES_SHOWN + 1))
             .unwrap_err()
             .to_string();
         assert!(
-            many.contains('…') && many.contains("give more of its id"),
+            many.contains('…') && many.contains("use more digits of the id"),
             "{many}"
         );
     }

@@ -1,5 +1,5 @@
-//! The connection to a relay: which one, with which token and certificate authority, and lookups by a shortened id.
-//! RelayClient is the authenticated channel with the typed gRPC clients.
+//! The connection to a relay: its address, token and certificate authority, and lookups by an id
+//! prefix. RelayClient is the authenticated channel with the typed gRPC clients.
 //! Must not print, and must not decide anything about a task.
 
 pub(crate) mod ca_file;

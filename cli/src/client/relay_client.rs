@@ -1,5 +1,5 @@
-//! One authenticated connection to a relay, and the typed clients on top of it. Knows TLS, the token and how a
-//! failed connection is explained; knows nothing about what is asked.
+//! One authenticated connection to a relay and its typed gRPC clients: TLS, the token, and the error
+//! text of a failed connection.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -18,15 +18,16 @@ use crate::error::tls_hints;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What the relay may send ahead of its reader. HTTP/2's own 64 KiB is one chunk of output, and a round trip for each.
+/// Flow-control window of a stream. HTTP/2's default of 64 KiB is one chunk of output, so each chunk would
+/// cost a round trip.
 const STREAM_WINDOW: u32 = 512 * 1024;
 const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
-/// Answers are bounded by the relay; this only has to be above its largest one.
+/// The relay limits its responses; this only has to be larger than the largest one.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
 pub(crate) type RelayChannel = InterceptedService<Channel, CallCredential>;
 
-/// Adds the token to every request, and the tenant that it is about where one was named.
+/// Adds the token to every request, and the tenant if one was chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct CallCredential {
     authorization: MetadataValue<Ascii>,
@@ -37,8 +38,8 @@ impl CallCredential {
     pub(crate) fn new(token: &str) -> Result<Self, CliError> {
         let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
             CliError::usage(
-                "the access token holds characters that no token has",
-                "make a new one",
+                "the access token contains invalid characters",
+                "create a new token with `baton token create`",
             )
         })?;
         header.set_sensitive(true);
@@ -50,11 +51,11 @@ impl CallCredential {
 }
 
 impl CallCredential {
-    /// Every request is about this tenant.
+    /// Sends this tenant with every request.
     fn for_tenant(self, tenant: &str) -> Result<Self, CliError> {
         let tenant = tenant.parse().map_err(|_| {
             CliError::usage(
-                format!("{tenant:?} is not the name of a tenant"),
+                format!("{tenant:?} is not a valid tenant name"),
                 "use 1 to 63 of a-z, 0-9, - and _",
             )
         })?;
@@ -108,7 +109,7 @@ clients! {
 }
 
 impl RelayClient {
-    /// With what the command line, the environment and the data directory say.
+    /// Connects as the flags, the environment and the data directory describe.
     pub(crate) async fn discover(args: &ConnectionArgs) -> Result<Self, CliError> {
         let url = args.relay_url()?;
         let ca = args.ca.as_deref().map(ca_file::read_ca_file).transpose()?;
@@ -172,27 +173,27 @@ fn build_endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
     };
     endpoint
         .tls_config(tls)
-        .map_err(|error| CliError::local("set up TLS", error))
+        .map_err(|error| CliError::local("cannot set up TLS", error))
 }
 
 fn unreachable_error(url: &str, error: &tonic::transport::Error) -> CliError {
     let mut why = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        // The innermost cause is the one a person can act on.
+        // The innermost cause is the most specific one.
         why = cause.to_string();
         source = cause.source();
     }
-    let usual = if url.starts_with("https://") {
-        "see whether the relay is up; a certificate that this machine does not know needs its authority, --ca FILE"
+    let general = if url.starts_with("https://") {
+        "check that the relay is running; if its certificate is signed by your own authority, pass it with --ca FILE"
     } else {
-        "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
+        "start a relay with `baton up`, or choose another one with --relay URL or BATON_RELAY"
     };
     let tls = Some(url).filter(|url| url.starts_with("https://"));
     let hint = tls.and_then(|url| tls_hints::https_hint(url, &why));
     CliError::Unreachable(ErrorText {
-        what: format!("connect to the relay at {url}"),
+        what: format!("cannot connect to the relay at {url}"),
         why,
-        hint: hint.unwrap_or_else(|| usual.to_owned()),
+        hint: hint.unwrap_or_else(|| general.to_owned()),
     })
 }

@@ -1,30 +1,32 @@
-//! Whether anybody could take a task that waits, in the relay's words. Only asked to tell people: a caller who may not look
-//! inside learns nothing, and nothing depends on it.
+//! Why a task waits, as the relay explains it. The text is only shown to people. A caller without
+//! the right to inspect tasks gets none.
 
 use baton_proto::v1::{InspectRequest, InspectResponse, NextAction, WaitsFor};
 
 use crate::client::relay_client::RelayClient;
 use crate::render::sanitizer::one_line;
 
-/// Why it does not begin: nobody could take it, whoever could is away or busy, it is paused, or a turn is before it.
+/// Why the task has not started: no daemon can take it, all such daemons are offline or busy, it is
+/// paused, or an earlier turn of its conversation has not ended.
 pub(crate) async fn wait_reason(relay: &RelayClient, task_id: &str) -> Option<String> {
-    let found = inspect_task(relay, task_id).await?;
-    let waits = match found.next_action() {
+    let response = inspect_task(relay, task_id).await?;
+    let waits = match response.next_action() {
         NextAction::Stranded | NextAction::WaitingForDaemon | NextAction::UnpauseRequired => true,
-        _other => waits_for_earlier_turn(&found),
+        _other => waits_for_earlier_turn(&response),
     };
-    waits.then(|| one_line(&found.next_action_text))
+    waits.then(|| one_line(&response.next_action_text))
 }
 
-/// Why it will not begin soon: nobody on record could ever take it, or a turn is before it.
+/// Why the task will not start soon: no known daemon can ever take it, or an earlier turn has not
+/// ended.
 pub(crate) async fn long_wait_reason(relay: &RelayClient, task_id: &str) -> Option<String> {
-    let found = inspect_task(relay, task_id).await?;
-    let stranded = found.next_action() == NextAction::Stranded;
-    (stranded || waits_for_earlier_turn(&found)).then(|| one_line(&found.next_action_text))
+    let response = inspect_task(relay, task_id).await?;
+    let stranded = response.next_action() == NextAction::Stranded;
+    (stranded || waits_for_earlier_turn(&response)).then(|| one_line(&response.next_action_text))
 }
 
-fn waits_for_earlier_turn(found: &InspectResponse) -> bool {
-    let task = found.task.as_ref();
+fn waits_for_earlier_turn(response: &InspectResponse) -> bool {
+    let task = response.task.as_ref();
     task.is_some_and(|task| task.waits_for() == WaitsFor::Conversation)
 }
 
@@ -32,6 +34,6 @@ async fn inspect_task(relay: &RelayClient, task_id: &str) -> Option<InspectRespo
     let request = InspectRequest {
         task_id: task_id.to_owned(),
     };
-    let answer = relay.operator().inspect(request).await.ok()?;
-    Some(answer.into_inner())
+    let response = relay.operator().inspect(request).await.ok()?;
+    Some(response.into_inner())
 }

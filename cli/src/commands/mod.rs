@@ -1,4 +1,5 @@
-//! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
+//! The commands of `baton`, one file each: flags, the call and the printing. Decisions about tasks
+//! belong to the relay.
 
 pub(crate) mod agent;
 pub(crate) mod bench;
@@ -15,31 +16,34 @@ use crate::error::exit_code::CommandExit;
 use crate::render::console::CliConsole;
 use crate::server::start::ServerClocks;
 
-/// Verbs that stand in `baton_proto::verbs` have their help line from there.
+/// Commands without a help line here get it from `baton_proto::verbs`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
     Up(server::up::UpArgs),
     /// Run a relay: the server that owns tasks, attempts and leases.
     Relay(server::relay::RelayServerArgs),
-    /// Run a daemon: the worker that holds a stream to a relay and runs agents.
+    /// Run a daemon: the worker that connects to a relay and runs agents.
     Daemon(server::daemon::DaemonArgs),
-    /// Ask the daemon of this machine whether work reaches it, for people and for probes.
+    /// Check whether the daemon of this machine can receive work, for people and for probes.
     Health(server::health::HealthArgs),
-    /// Show who the relay is, whether it takes work, and what it has counted since its start.
+    /// Show the relay's identity, whether it accepts work, and its counters since the start.
     Info(operator::info::InfoArgs),
-    /// Submit a task, and wait for it or follow it if asked to.
+    /// Submit a task, and wait for it or follow its output.
     Submit(Box<task::submit::SubmitArgs>),
-    /// Follow the events of one task until it ends, with the task's exit code.
+    /// Follow the events of one task until it ends, and exit with its code.
+    ///
+    /// A parked task has not ended: the command keeps waiting until it is resumed and ends. Use --history to print
+    /// the events so far and exit.
     Watch(task::watch::WatchTaskArgs),
     /// Print the output of one attempt.
     Output(task::output::ReadOutputArgs),
     Tasks(task::tasks::TasksArgs),
     Show(task::show::ShowArgs),
     Inspect(operator::inspect::InspectArgs),
-    /// List attempts, of all tasks or of one.
+    /// List attempts of all tasks or of one task.
     Attempts(operator::attempts::AttemptsArgs),
-    /// List what agents ask and nobody has answered yet.
+    /// List permission requests and questions of agents that wait for an answer.
     Inbox(task::inbox::InboxArgs),
     /// Answer a permission request or a question of an agent.
     Answer(task::answer::AnswerArgs),
@@ -59,19 +63,20 @@ pub(crate) enum CliCommand {
     Complete(operator::complete::CompleteArgs),
     Pause(operator::pause::PauseArgs),
     Unpause(operator::pause::UnpauseArgs),
-    /// Show how much waits and runs, and what is paused.
+    /// Show how many tasks wait and run, and what is paused.
     Scheduler(operator::scheduler::SchedulerArgs),
     /// List daemons.
     Daemons(fleet::daemons::DaemonsArgs),
-    /// Stop offering work to a daemon; what it has goes on.
+    /// Stop offering work to a daemon; its running attempts continue.
     Drain(fleet::drain::DrainArgs),
-    /// Close a daemon's stream; it connects again by itself.
+    /// Close a daemon's stream; the daemon reconnects by itself.
     Disconnect(fleet::disconnect::DisconnectArgs),
-    /// Take a daemon that is gone for good off the record.
+    /// Remove the record of a daemon that will not return.
     Forget(fleet::forget::ForgetArgs),
-    /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
+    /// After an import or an accepted loss: confirm that the old fleet is down, so that inherited tasks are dispatched
+    /// now.
     ReleaseInherited(operator::release_inherited::ReleaseInheritedArgs),
-    /// Serve these verbs as tools to an agent, over stdin and stdout (Model Context Protocol).
+    /// Serve these commands as tools to an agent over stdin and stdout (Model Context Protocol).
     Mcp(agent::mcp::McpArgs),
     /// Create, list and revoke access tokens.
     #[command(subcommand)]
@@ -79,16 +84,16 @@ pub(crate) enum CliCommand {
     /// Store, list and remove named deadline profiles.
     #[command(subcommand)]
     Profile(operator::profile::ProfileCommand),
-    /// Write everything that a relay keeps into one file, as of one moment, while it goes on working.
+    /// Write a consistent copy of all data of a relay into one file while it keeps working.
     Export(data::export::ExportArgs),
-    /// Take an export into a new directory, or into a running relay that has no task.
+    /// Import an export into a new directory, or into a running relay that has no tasks.
     Import(data::import::ImportArgs),
-    /// Read everything that a relay keeps, or an export, and say what is wrong with it.
+    /// Read all data of a relay, or an export, and report damage.
     Verify(data::verify::VerifyArgs),
-    /// Measure this machine with load.
+    /// Measure the relay's performance on this machine.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// The agent of the demo, which knows one trick and asks before it does it.
+    /// The agent of the demo: it makes one tool call and asks for permission first.
     #[command(hide = true)]
     DemoAgent,
 }
@@ -104,7 +109,7 @@ impl CliCommand {
         }
     }
 
-    /// Whether its runtime has a thread that waits for stdin.
+    /// Whether a thread of the runtime waits for stdin.
     pub(crate) fn reads_stdin(&self) -> bool {
         matches!(self, CliCommand::Mcp(_))
     }

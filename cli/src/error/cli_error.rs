@@ -1,5 +1,5 @@
-//! What goes wrong on the command line, told in three parts: what happened, why, and what to try.
-//! Turns gRPC statuses into that; the exit code follows from the kind of error.
+//! The error type of the command line. A message has three parts: what happened, why, and what to
+//! try. gRPC statuses are converted to it, and the exit code depends on the kind of error.
 
 use std::fmt;
 use std::io;
@@ -14,20 +14,20 @@ use crate::error::flag_hints;
 use crate::error::tls_hints;
 use crate::render::sanitizer::one_line;
 
-/// Everything a command may end with besides success.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// The command line, a file that it names, or the environment is wrong.
     Usage(ErrorText),
-    /// The relay could not be reached, or does not speak to us.
+    /// The connection to the relay failed or broke.
     Unreachable(ErrorText),
-    /// The relay understood and refused.
+    /// The relay rejected the request.
     Rejected(Box<RelayRejection>),
     /// Something on this machine went wrong.
     Local(ErrorText),
-    /// A file is not what it was when it was made: a person has to decide.
+    /// A file is truncated or altered, so a person has to decide.
     Damaged(ErrorText),
-    /// Whoever read our stdout went away.
+    /// The reader of stdout has closed it.
     OutputClosed,
 }
 
@@ -39,13 +39,13 @@ pub(crate) struct ErrorText {
     pub hint: String,
 }
 
-/// The relay's own words about a refused request.
+/// The relay's error detail of a rejected request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RelayRejection {
     pub code: Code,
     pub machine_code: String,
     pub text: ErrorText,
-    /// The relay was full: the same request may succeed after this long.
+    /// The relay was at a limit: the same request may succeed after this time.
     pub retry_after_ms: Option<u64>,
 }
 
@@ -66,27 +66,28 @@ impl CliError {
         })
     }
 
-    /// The relay does not know the token: with which relay that was, and whose token. Or it was not understood: what it speaks.
+    /// Adds the connection to the text: for an unknown token, the relay's address and the token file; for
+    /// a failed connection, whether the port uses TLS.
     pub(crate) fn with_relay_context(mut self, relay: &ConnectionArgs) -> Self {
-        if let CliError::Unreachable(story) = &mut self
+        if let CliError::Unreachable(text) = &mut self
             && let Ok(url) = relay.relay_url()
             && let Some(hint) = tls_hints::http_hint(&url)
         {
-            story.hint = hint;
+            text.hint = hint;
         }
-        if let CliError::Rejected(refusal) = &mut self
-            && refusal.code == Code::Unauthenticated
+        if let CliError::Rejected(rejection) = &mut self
+            && rejection.code == Code::Unauthenticated
             && let Ok(url) = relay.relay_url()
         {
             let file = relay.token_path();
-            let story = &mut refusal.text;
-            story.what = format!(
-                "the relay at {url} does not take the token in {}",
+            let text = &mut rejection.text;
+            text.what = format!(
+                "the relay at {url} does not accept the token in {}",
                 file.display()
             );
-            story.why = "it is revoked, has expired, or is another relay's".to_owned();
-            story.hint = "name this relay's with --token-file or its data directory with --data; an administrator makes one with \
-                          `baton token create --role submitter`"
+            text.why = "it was revoked, has expired, or belongs to another relay".to_owned();
+            text.hint = "pass this relay's token with --token-file or its data directory with --data; an administrator creates \
+                          tokens with `baton token create --role submitter`"
                 .to_owned();
         }
         self
@@ -95,18 +96,18 @@ impl CliError {
     pub(crate) fn exit(&self) -> CommandExit {
         match self {
             CliError::Usage(_) | CliError::Unreachable(_) => CommandExit::Usage,
-            CliError::Rejected(refusal) => refusal.exit(),
+            CliError::Rejected(rejection) => rejection.exit(),
             CliError::Local(_) => CommandExit::NotCompleted,
             CliError::Damaged(_) => CommandExit::NeedsAttention,
             CliError::OutputClosed => CommandExit::Done,
         }
     }
 
-    /// The same question may well be answered later: the connection broke, or the relay is stopping.
+    /// Whether the same call may succeed later: the connection broke, or the relay is stopping.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             CliError::Unreachable(_) => true,
-            CliError::Rejected(refusal) => refusal.code == Code::Unavailable,
+            CliError::Rejected(rejection) => rejection.code == Code::Unavailable,
             CliError::Usage(_)
             | CliError::Local(_)
             | CliError::Damaged(_)
@@ -130,7 +131,7 @@ impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => CliError::OutputClosed,
-            _ => CliError::local("write to stdout", error),
+            _ => CliError::local("cannot write to stdout", error),
         }
     }
 }
@@ -157,7 +158,7 @@ fn error_from_detail(code: Code, detail: ErrorDetail) -> CliError {
         what.push_str("\n  missing: ");
         what.push_str(path);
     }
-    let story = ErrorText {
+    let text = ErrorText {
         what,
         why: String::new(),
         hint: flag_hints::hint_with_flags(&detail.code, &detail.field, detail.hint),
@@ -165,12 +166,12 @@ fn error_from_detail(code: Code, detail: ErrorDetail) -> CliError {
     CliError::Rejected(Box::new(RelayRejection {
         code,
         machine_code: detail.code,
-        text: story,
+        text,
         retry_after_ms: detail.retry_after_ms,
     }))
 }
 
-/// A status without our details was made by a transport, not by a handler of the relay.
+/// A status without an ErrorDetail was made by the transport, not by a handler of the relay.
 fn error_without_detail(status: &Status) -> CliError {
     let why = status.message().to_owned();
     let transport = matches!(
@@ -185,11 +186,11 @@ fn error_without_detail(status: &Status) -> CliError {
         return CliError::Unreachable(ErrorText {
             what: "the connection to the relay broke".to_owned(),
             why,
-            hint: "see whether the relay is up, then repeat the command".to_owned(),
+            hint: "check that the relay is running, then repeat the command".to_owned(),
         });
     }
-    let what = format!("the relay answered {:?}", status.code());
-    let story = ErrorText {
+    let what = format!("the relay returned {:?}", status.code());
+    let text = ErrorText {
         what,
         why,
         hint: String::new(),
@@ -197,13 +198,13 @@ fn error_without_detail(status: &Status) -> CliError {
     CliError::Rejected(Box::new(RelayRejection {
         code: status.code(),
         machine_code: String::new(),
-        text: story,
+        text,
         retry_after_ms: None,
     }))
 }
 
 impl fmt::Display for ErrorText {
-    /// The text may come from a relay or an agent, so it is cleaned before it reaches a terminal.
+    /// The text may come from a relay or an agent, so it is sanitized for the terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut lines = self.what.lines();
         write!(f, "{}", one_line(lines.next().unwrap_or_default()))?;
@@ -223,11 +224,11 @@ impl fmt::Display for ErrorText {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CliError::Usage(story)
-            | CliError::Unreachable(story)
-            | CliError::Local(story)
-            | CliError::Damaged(story) => story.fmt(f),
-            CliError::Rejected(refusal) => refusal.fmt(f),
+            CliError::Usage(text)
+            | CliError::Unreachable(text)
+            | CliError::Local(text)
+            | CliError::Damaged(text) => text.fmt(f),
+            CliError::Rejected(rejection) => rejection.fmt(f),
             CliError::OutputClosed => f.write_str("stdout was closed"),
         }
     }
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_why_and_what_to_try() {
+    fn a_rejection_has_its_code_message_and_hint() {
         let error = CliError::from(status(
             Code::NotFound,
             ErrorDetail {
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_out_of_range_has_its_unit() {
+    fn a_number_out_of_range_is_shown_with_its_unit() {
         let error = CliError::from(status(
             Code::InvalidArgument,
             ErrorDetail {
@@ -280,12 +281,12 @@ mod tests {
                 ..ErrorDetail::default()
             },
         ));
-        let words = "--lease is 1000, not within 5000 to 86400000, in milliseconds";
-        assert!(error.to_string().contains(words), "{error}");
+        let expected = "--lease is 1000, not within 5000 to 86400000, in milliseconds";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]
-    fn exit_codes_tell_usage_from_refusal_from_a_broken_connection() {
+    fn usage_rejection_and_broken_connection_have_their_exit_codes() {
         let exit = |code| CliError::from(status(code, ErrorDetail::default())).exit();
         assert_eq!(exit(Code::InvalidArgument), CommandExit::Usage);
         assert_eq!(exit(Code::Unauthenticated), CommandExit::Usage);

@@ -1,13 +1,13 @@
-//! The exit codes of `baton`: a contract with scripts, written down once. Nothing else in this crate names a number.
+//! The exit codes of `baton`. Scripts depend on them, so only this file contains the numbers.
 //!
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done: the request was carried out, and an awaited task is `completed` |
-//! | 1 | the awaited task did not complete, the relay refused the request, or a verify found something |
+//! | 1 | the awaited task did not complete, the relay refused the request, or verify found damage |
 //! | 2 | usage error, or the relay could not be reached |
 //! | 3 | the awaited task was canceled |
-//! | 4 | the awaited task needs attention, an export had to leave something out, or one that is verified is cut short or altered: a person has to decide |
-//! | 130 | interrupted with Ctrl-C; the task itself goes on |
+//! | 4 | a person has to decide: the awaited task needs attention, or an export is incomplete or damaged |
+//! | 130 | interrupted with Ctrl-C; the task itself continues |
 
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ impl CommandExit {
         }
     }
 
-    /// What waiting for a task ends with; `None` while the task is still on its way.
+    /// The exit code for an awaited task; `None` while it has not ended.
     pub fn for_task_state(state: TaskState) -> Option<CommandExit> {
         match state {
             TaskState::Unspecified
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_of_a_task_has_its_documented_code() {
+    fn each_final_state_of_a_task_has_its_documented_code() {
         let code = |state| CommandExit::for_task_state(state).map(CommandExit::code);
         assert_eq!(code(TaskState::Completed), Some(0));
         for state in [TaskState::Failed, TaskState::TimedOut, TaskState::Lost] {

@@ -1,6 +1,6 @@
-//! The relay's words in those of this program: it speaks of fields, people here have flags.
+//! Translates the relay's error texts for the command line: request fields become flags.
 
-/// Fields of requests, and the flags or arguments of the command line that fill them.
+/// Request fields and the flags or arguments that set them.
 const FIELD_FLAGS: [(&str, &str); 47] = [
     ("agent_scope", "--agent-scope"),
     ("attempt_id", "ATTEMPT"),
@@ -56,37 +56,36 @@ fn flag_for_field(field: &str) -> Option<&'static str> {
     known.map(|(_, flag)| *flag)
 }
 
-/// What happened, with flags in place of fields: the one at fault, and whatever is spelled like no other word.
+/// Replaces fields by flags: the field at fault, and every dotted name, since that cannot be an
+/// ordinary word.
 pub(crate) fn replace_fields_with_flags(field: &str, message: &str) -> String {
-    let word = |word: &str| match flag_for_field(word) {
+    let replace = |word: &str| match flag_for_field(word) {
         Some(flag) if word == field || word.contains('.') => flag.to_owned(),
         Some(_) | None => word.to_owned(),
     };
-    let words: Vec<String> = message.split(' ').map(word).collect();
+    let words: Vec<String> = message.split(' ').map(replace).collect();
     words.join(" ")
 }
 
-/// What to try next, for a refusal with this machine code; the relay's own words where they fit.
+/// The hint for a rejection with this machine code. Most codes keep the relay's own hint.
 pub(crate) fn hint_with_flags(code: &str, field: &str, hint: String) -> String {
     let own = match (code, field) {
         ("unsafe_retry", _) => {
-            "read what it did with `baton output TASK`, then repeat this with --allow-unsafe"
+            "check its effects with `baton output TASK`, then repeat the command with --allow-unsafe"
         }
         ("contract_unmet", _) => {
-            "let the agent make the missing files, or complete it without them with --override"
+            "let the agent make the missing files, or complete the task without them with --override"
         }
-        ("reason_missing", _) => "say why with --reason TEXT",
-        ("missing", "spec.prompt") => {
-            "say what it is to do with --prompt TEXT or --prompt-file FILE"
-        }
+        ("reason_missing", _) => "give a reason with --reason TEXT",
+        ("missing", "spec.prompt") => "pass the prompt with --prompt TEXT or --prompt-file FILE",
         ("missing" | "blank", "agent_scope") => {
-            "say which tasks it may take with --agent-scope NAME"
+            "choose the tasks that the token may claim with --agent-scope NAME"
         }
-        ("once_only", _) => "leave out --for-attempt",
+        ("once_only", _) => "omit --for-attempt",
         ("no_daemon", _) => {
-            "start a daemon that can take it, or leave out --fail-fast, so that it waits"
+            "start a daemon that can take the task, or omit --fail-fast to queue it"
         }
-        _as_it_is => return hint,
+        _other => return hint,
     };
     own.to_owned()
 }
@@ -96,15 +95,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_become_flags_and_the_rest_stays() {
+    fn fields_become_flags_and_other_words_stay() {
         let hint = "retry with allow_unsafe".to_owned();
         assert!(hint_with_flags("unsafe_retry", "", hint.clone()).contains("--allow-unsafe"));
         assert_eq!(hint_with_flags("unknown_task", "", hint.clone()), hint);
-        let told = replace_fields_with_flags("spec.prompt", "spec.prompt is missing");
-        assert_eq!(told, "--prompt is missing");
+        let text = replace_fields_with_flags("spec.prompt", "spec.prompt is missing");
+        assert_eq!(text, "--prompt is missing");
         let two = "spec.profile_name cannot stand together with spec.profile";
-        let told = replace_fields_with_flags("spec.profile_name", two);
-        assert_eq!(told, "--profile cannot stand together with --deadline");
+        let text = replace_fields_with_flags("spec.profile_name", two);
+        assert_eq!(text, "--profile cannot stand together with --deadline");
         let plain = "no daemon with this id or name";
         assert_eq!(replace_fields_with_flags("", plain), plain);
     }

@@ -1,5 +1,5 @@
-//! From words to an answer: flags of `answer`, or a line that somebody typed. Pure; what fits is decided by what was
-//! asked.
+//! Builds the answer to an input from the flags of `answer` or from a typed line. Pure; the input
+//! decides which answers are valid.
 
 use baton_proto::v1::answer_request::Answer;
 use baton_proto::v1::input::Body;
@@ -9,10 +9,10 @@ use baton_proto::v1::{
 
 use crate::error::cli_error::CliError;
 
-/// What somebody says, whatever it is said to.
+/// An answer before it is matched with its input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerContent {
-    /// Yes or no, to a permission.
+    /// The decision about a permission request.
     pub allow: Option<bool>,
     pub for_attempt: bool,
     pub message: String,
@@ -21,24 +21,25 @@ pub(crate) struct AnswerContent {
     pub text: Option<String>,
 }
 
-/// The answer, bound to exactly what was shown.
+/// Builds the request. It carries the digest of the tool input that was shown, so that the answer is
+/// valid for nothing else.
 pub(crate) fn build_answer_request(
     input: &Input,
-    words: AnswerContent,
+    content: AnswerContent,
 ) -> Result<AnswerRequest, CliError> {
     let (answer, digest) = match &input.body {
         Some(Body::Permission(asked)) => {
-            let reply = permission_reply(words)?;
+            let reply = permission_reply(content)?;
             (Answer::Permission(reply), asked.tool_input_sha256.clone())
         }
         Some(Body::Question(asked)) => {
-            let reply = question_reply(asked, words)?;
+            let reply = question_reply(asked, content)?;
             (Answer::Question(reply), Default::default())
         }
         None => {
             return Err(CliError::usage(
-                "this version does not know what was asked",
-                "use a later version of baton",
+                "this version of baton does not support this kind of input",
+                "use a newer version of baton",
             ));
         }
     };
@@ -51,14 +52,14 @@ pub(crate) fn build_answer_request(
     })
 }
 
-fn permission_reply(words: AnswerContent) -> Result<PermissionReply, CliError> {
-    let Some(allow) = words.allow else {
+fn permission_reply(content: AnswerContent) -> Result<PermissionReply, CliError> {
+    let Some(allow) = content.allow else {
         return Err(CliError::usage(
-            "it is a permission and takes no other answer than yes or no",
-            "say --allow or --deny",
+            "a permission request can only be allowed or denied",
+            "use --allow or --deny",
         ));
     };
-    let scope = if words.for_attempt {
+    let scope = if content.for_attempt {
         PermissionScope::Attempt
     } else {
         PermissionScope::Once
@@ -66,50 +67,50 @@ fn permission_reply(words: AnswerContent) -> Result<PermissionReply, CliError> {
     Ok(PermissionReply {
         allow,
         scope: scope.into(),
-        message: words.message,
+        message: content.message,
     })
 }
 
-fn question_reply(asked: &Question, words: AnswerContent) -> Result<QuestionReply, CliError> {
-    if words.allow.is_some() {
+fn question_reply(asked: &Question, content: AnswerContent) -> Result<QuestionReply, CliError> {
+    if content.allow.is_some() {
         return Err(CliError::usage(
-            "it is a question and not a permission",
+            "this is a question, not a permission request",
             "answer with --option or --text",
         ));
     }
-    let labels = words
+    let labels = content
         .options
         .iter()
         .map(|option| resolve_option_label(asked, option));
     Ok(QuestionReply {
         labels: labels.collect::<Result<_, _>>()?,
-        text: words.text.unwrap_or_default(),
+        text: content.text.unwrap_or_default(),
     })
 }
 
-/// An option by its label; where that is none, by its number; or by a label that differs in case only, if it is one.
+/// Finds an option by its label, else by its number, else by the only label that differs in case.
 fn resolve_option_label(asked: &Question, given: &str) -> Result<String, CliError> {
     let labels = || asked.options.iter().map(|option| &option.label);
     if labels().any(|label| label == given) {
         return Ok(given.to_owned());
     }
-    let place = given.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
-    let numbered = place.and_then(|place| labels().nth(place));
-    let wanted = given.to_lowercase();
-    let mut alike = labels().filter(|label| label.to_lowercase() == wanted);
-    let alike = alike.next().filter(|_| alike.next().is_none());
-    numbered.or(alike).cloned().ok_or_else(|| {
+    let index = given.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
+    let numbered = index.and_then(|index| labels().nth(index));
+    let lower = given.to_lowercase();
+    let mut in_any_case = labels().filter(|label| label.to_lowercase() == lower);
+    let in_any_case = in_any_case.next().filter(|_| in_any_case.next().is_none());
+    numbered.or(in_any_case).cloned().ok_or_else(|| {
         let numbers = (1..).zip(labels());
         let offered: Vec<String> = numbers.map(|(n, label)| format!("{n} {label}")).collect();
         let hint = match offered.as_slice() {
-            [] => "it has no options; answer with --text".to_owned(),
+            [] => "the question has no options; answer with --text".to_owned(),
             offered => format!("choose by label or number: {}", offered.join(", ")),
         };
         CliError::usage(format!("the question has no option {given:?}"), hint)
     })
 }
 
-/// What to ask somebody at a terminal.
+/// The prompt for a person at the terminal.
 pub(crate) fn prompt_text(input: &Input) -> &'static str {
     match &input.body {
         Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
@@ -125,7 +126,7 @@ pub(crate) fn prompt_text(input: &Input) -> &'static str {
     }
 }
 
-/// What a typed line means: nothing, if it is left open.
+/// Parses a typed line; `None` leaves the input open.
 pub(crate) fn parse_typed_answer(
     input: &Input,
     line: &str,
@@ -136,11 +137,11 @@ pub(crate) fn parse_typed_answer(
     }
     let unclear = || {
         CliError::usage(
-            format!("{line:?} is no answer to this"),
-            "type what it asks for",
+            format!("{line:?} is not a valid answer"),
+            "type one of the answers in the prompt",
         )
     };
-    let words = match &input.body {
+    let content = match &input.body {
         Some(Body::Permission(asked)) => match line.to_lowercase().as_str() {
             "y" | "yes" => AnswerContent {
                 allow: Some(true),
@@ -160,14 +161,14 @@ pub(crate) fn parse_typed_answer(
         Some(Body::Question(asked)) => parse_question_answer(asked, line),
         None => return Err(unclear()),
     };
-    Ok(Some(words))
+    Ok(Some(content))
 }
 
-/// Numbers where there are options; anything else is an answer in words, where those are taken.
+/// Numbers or labels choose options; any other text is a free answer.
 fn parse_question_answer(asked: &Question, line: &str) -> AnswerContent {
     let options: Vec<String> = line
         .split([',', ' '])
-        .filter(|word| !word.is_empty())
+        .filter(|option| !option.is_empty())
         .map(str::to_owned)
         .collect();
     let known = options
@@ -234,23 +235,23 @@ mod tests {
     }
 
     fn typed_answer(input: &Input, line: &str) -> Option<Answer> {
-        let words = parse_typed_answer(input, line).unwrap()?;
-        build_answer_request(input, words).unwrap().answer
+        let content = parse_typed_answer(input, line).unwrap()?;
+        build_answer_request(input, content).unwrap().answer
     }
 
     #[test]
-    fn an_answer_is_bound_to_the_attempt_and_the_arguments_that_were_shown() {
-        let words = AnswerContent {
+    fn an_answer_is_bound_to_the_attempt_and_the_shown_arguments() {
+        let content = AnswerContent {
             allow: Some(true),
             ..AnswerContent::default()
         };
-        let request = build_answer_request(&permission(false), words).unwrap();
+        let request = build_answer_request(&permission(false), content).unwrap();
         assert_eq!(request.tool_input_sha256, &[7; 32][..]);
         assert_eq!(request.attempt_id, "a");
     }
 
     #[test]
-    fn a_typed_line_is_a_yes_a_no_or_nothing_and_never_a_guess() {
+    fn a_typed_line_is_accepted_only_if_it_is_unambiguous() {
         let once = permission(false);
         let Some(Answer::Permission(yes)) = typed_answer(&once, " Y ") else {
             panic!("a yes");
@@ -279,7 +280,11 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(labels("1, 3").0, texts(&["red", "dark blue"]));
-        assert_eq!(labels("2").0, texts(&["2"]), "a label wins over a number");
+        assert_eq!(
+            labels("2").0,
+            texts(&["2"]),
+            "a label takes precedence over a number"
+        );
         assert_eq!(labels("dark blue").0, texts(&["dark blue"]));
         assert_eq!(labels("Dark Blue").0, texts(&["dark blue"]));
         assert_eq!(labels("green").1, "green");

@@ -1,5 +1,5 @@
-//! Asks the person at the terminal what an agent asks, in the middle of `submit --follow`. Only where a person can both
-//! see and type; the task goes on meanwhile, and somebody else may be quicker.
+//! Prompts the person at the terminal for open inputs during `submit --follow`. Only active if stdin,
+//! stdout and stderr are terminals. The task is followed meanwhile, and another person may answer first.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, IsTerminal};
@@ -22,33 +22,35 @@ use crate::render::input_view;
 
 #[derive(Debug)]
 pub(crate) struct InputPrompt {
-    /// Lines that were typed, each with the number of what was asked then. Full: a second line to the same question is none.
+    /// Typed lines, each with the number of the prompt at that time. A line that finds the queue full is
+    /// dropped: it is a second line for the same prompt.
     typed_lines: mpsc::Receiver<(u64, String)>,
     open_inputs: VecDeque<Input>,
-    /// How often something was asked.
+    /// Number of prompts shown so far.
     prompt_count: u64,
-    /// The number of what is asked now; zero is nothing.
+    /// The number of the current prompt; zero without one.
     current_prompt: Arc<AtomicU64>,
 }
 
 impl InputPrompt {
-    /// None where nobody could answer: stdin, stdout and stderr must all be a terminal.
+    /// `None` unless stdin, stdout and stderr are all terminals.
     pub(crate) fn start(console: &CliConsole) -> Option<Self> {
-        let person = std::io::stdin().is_terminal()
+        let is_interactive = std::io::stdin().is_terminal()
             && console.stdout_is_terminal()
             && console.stderr_is_terminal();
-        if !person {
+        if !is_interactive {
             return None;
         }
         let (typed, lines) = mpsc::channel(1);
-        let asked = Arc::new(AtomicU64::new(0));
-        let asked_then = Arc::clone(&asked);
-        // A thread of its own: reading a terminal cannot be called off, and must not keep the command from ending. It reads at
-        // once, so that a line is known by what was asked when it was typed.
+        let current_prompt = Arc::new(AtomicU64::new(0));
+        let prompt_of_line = Arc::clone(&current_prompt);
+        // A separate thread, because a read from a terminal cannot be canceled and must not keep the
+        // command from ending. It reads at once, so that each line gets the number of the prompt at the
+        // time it was typed.
         std::thread::spawn(move || {
             for line in std::io::stdin().lock().lines() {
                 let Ok(line) = line else { return };
-                let stamped = (asked_then.load(Ordering::Acquire), line);
+                let stamped = (prompt_of_line.load(Ordering::Acquire), line);
                 if let Err(TrySendError::Closed(_)) = typed.try_send(stamped) {
                     return;
                 }
@@ -58,7 +60,7 @@ impl InputPrompt {
             typed_lines: lines,
             open_inputs: VecDeque::new(),
             prompt_count: 0,
-            current_prompt: asked,
+            current_prompt,
         })
     }
 
@@ -66,12 +68,12 @@ impl InputPrompt {
         self.current_prompt.load(Ordering::Acquire) != 0
     }
 
-    /// Nothing that is typed from here on is an answer. Says whether something was asked.
+    /// Lines typed from now on are no answers. Returns whether there was a prompt.
     fn end_prompt(&self) -> bool {
         self.current_prompt.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// What the task's events say about inputs.
+    /// Opens, removes and shows prompts after an event of the task.
     pub(crate) async fn handle_event(
         &mut self,
         relay: &RelayClient,
@@ -96,7 +98,7 @@ impl InputPrompt {
         Ok(())
     }
 
-    /// It needs no answer any more: somebody else gave one, or nobody will. Whoever sits there learns which.
+    /// Removes an input that another person has answered or that was closed, and shows its outcome.
     async fn remove_closed_input(
         &mut self,
         relay: &RelayClient,
@@ -109,9 +111,9 @@ impl InputPrompt {
             .retain(|input| input.input_id != event.input_id);
         if first && self.end_prompt() {
             let now = find_input(relay, event, true).await?;
-            let became = now.map(|input| input_view::outcome_text(&input));
-            let became = became.unwrap_or_else(|| "it waits for no answer any more".to_owned());
-            console.note(&format!("\n({became})"));
+            let outcome = now.map(|input| input_view::outcome_text(&input));
+            let outcome = outcome.unwrap_or_else(|| "no answer is needed any more".to_owned());
+            console.note(&format!("\n({outcome})"));
         }
         Ok(())
     }
@@ -129,17 +131,18 @@ impl InputPrompt {
         console.print_prompt(answer::prompt_text(input));
     }
 
-    /// The next line that was typed to what is asked. Never, where nothing more can be typed. Safe to drop.
+    /// The next line that was typed at the current prompt. Pending forever once stdin is closed. Safe to
+    /// drop.
     pub(crate) async fn next_typed_line(&mut self) -> String {
-        while let Some((asked_then, line)) = self.typed_lines.recv().await {
-            if asked_then != 0 && asked_then == self.current_prompt.load(Ordering::Acquire) {
+        while let Some((prompt, line)) = self.typed_lines.recv().await {
+            if prompt != 0 && prompt == self.current_prompt.load(Ordering::Acquire) {
                 return line;
             }
         }
         std::future::pending().await
     }
 
-    /// Gives the answer that a line is, if it is one.
+    /// Sends the answer of a typed line, or repeats the prompt.
     pub(crate) async fn submit_typed_line(
         &mut self,
         line: &str,
@@ -159,8 +162,8 @@ impl InputPrompt {
                 "left open; {}",
                 input_view::answer_command(&input)
             )),
-            Ok(Some(words)) => {
-                if !send_answer(relay, &input, words, console).await? {
+            Ok(Some(content)) => {
+                if !send_answer(relay, &input, content, console).await? {
                     console.print_prompt(answer::prompt_text(&input));
                     return Ok(());
                 }
@@ -173,34 +176,35 @@ impl InputPrompt {
     }
 }
 
-/// What an event is about, as it is now. A relay that is away for a moment is asked again: the task is still followed.
+/// The current state of an event's input. Retries if the relay is briefly unreachable, because the
+/// task is still followed.
 async fn find_input(
     relay: &RelayClient,
     event: &TaskEvent,
     include_closed: bool,
 ) -> Result<Option<Input>, CliError> {
-    let mut patience = ReconnectBackoff::default();
+    let mut backoff = ReconnectBackoff::default();
     loop {
         match inbox::list_inputs(relay, &event.task_id, include_closed).await {
             Ok(listed) => {
                 let mut listed = listed.into_iter();
                 return Ok(listed.find(|input| input.input_id == event.input_id));
             }
-            Err(error) if error.is_transient() => patience.wait_or_give_up(error).await?,
+            Err(error) if error.is_transient() => backoff.wait_or_give_up(error).await?,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Whether it needs no answer any more. A refusal is told and not the end: what was refused as an answer is asked again, and
-/// so is what the relay may not have heard.
+/// Returns whether the input is closed now. A rejection is shown and does not end the command: the
+/// prompt is repeated, also if the relay may not have received the answer.
 async fn send_answer(
     relay: &RelayClient,
     input: &Input,
-    words: answer::AnswerContent,
+    content: answer::AnswerContent,
     console: &CliConsole,
 ) -> Result<bool, CliError> {
-    let request = match answer::build_answer_request(input, words) {
+    let request = match answer::build_answer_request(input, content) {
         Ok(request) => request,
         Err(unclear) => {
             console.note(&unclear.to_string());
@@ -223,17 +227,18 @@ async fn send_answer(
     }
 }
 
-/// Somebody else was quicker, or nobody waits for it any more. Everything else may still be answered.
-fn is_input_closed(refused: &CliError) -> bool {
-    const OVER: [Code; 5] = [
+/// Whether the rejection means that another person has answered or that the input was closed. After
+/// any other error it may still be answered.
+fn is_input_closed(error: &CliError) -> bool {
+    const CLOSED: [Code; 5] = [
         Code::Aborted,
         Code::AlreadyExists,
         Code::NotFound,
         Code::FailedPrecondition,
         Code::PermissionDenied,
     ];
-    match refused {
-        CliError::Rejected(refusal) => OVER.contains(&refusal.code),
+    match error {
+        CliError::Rejected(rejection) => CLOSED.contains(&rejection.code),
         CliError::Usage(_)
         | CliError::Unreachable(_)
         | CliError::Local(_)

@@ -1,4 +1,4 @@
-//! Follows one task: its events, the output of its attempts, and the inputs that a person answers at the terminal.
+//! Follows one task: its events, the output of its attempts, and inputs that are answered at the terminal.
 //! Reconnects without losing or repeating an event or a byte.
 //! Must not format tasks (that is render) and must not end the process.
 

@@ -1,4 +1,4 @@
-//! Reads one attempt's output in order, and goes on at the same byte when the connection breaks in between.
+//! Reads the output of one attempt in order and continues at the same byte after a broken connection.
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
@@ -18,12 +18,13 @@ pub(crate) struct AttemptOutputReader {
     backoff: ReconnectBackoff,
 }
 
-/// Whether a person wants to read it. Coding agents also say much about themselves, which `--json` shows.
+/// Whether the chunk is meant for people. Coding agents also write internal messages, which only
+/// `--json` shows.
 pub(crate) fn is_user_visible(chunk: &OutputChunk) -> bool {
     chunk.visible || chunk.kind() == OutputKind::Unspecified
 }
 
-/// What comes next in the output.
+/// The next item of the output.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum OutputReadItem {
     Bytes(OutputChunk),
@@ -41,7 +42,7 @@ impl AttemptOutputReader {
         }
     }
 
-    /// The next piece; `End` is the last one. May be dropped and called again without losing anything.
+    /// The next item; `End` is the last one. Cancel-safe: it may be dropped and called again.
     pub(crate) async fn next(&mut self) -> Result<OutputReadItem, CliError> {
         loop {
             match self.next_piece().await {
@@ -68,7 +69,7 @@ impl AttemptOutputReader {
         };
         let item = loop {
             match stream.message().await? {
-                // Empty: it only says that the stream lives.
+                // An empty message only shows that the stream is alive.
                 Some(ReadOutputResponse { item: None }) => {}
                 Some(response) => break response.item,
                 None => break None,
@@ -76,7 +77,7 @@ impl AttemptOutputReader {
         };
         Ok(match item {
             Some(Item::Chunk(chunk)) => {
-                // From here on only this attempt is meant, also where the request said "the newest".
+                // From now on read this attempt, even if the request was for the newest one.
                 self.request.attempt_id.clone_from(&chunk.attempt_id);
                 self.request.from_offset = chunk.end_offset;
                 OutputReadItem::Bytes(chunk)
@@ -86,7 +87,7 @@ impl AttemptOutputReader {
                 OutputReadItem::Cut(cut)
             }
             Some(Item::End(end)) => OutputReadItem::End(end),
-            // A followed stream says why it ends; without that the relay went away.
+            // A followed stream ends with an `End` item; without it the relay has gone.
             None if self.request.follow => return Err(stream_closed_error()),
             None => OutputReadItem::End(OutputEnd {
                 attempt_id: self.request.attempt_id.clone(),
@@ -96,7 +97,7 @@ impl AttemptOutputReader {
         })
     }
 
-    /// Only what is there already, from where this reader stands.
+    /// A reader for the stored output after this reader's position, without following.
     pub(crate) fn stored_remainder(self) -> AttemptOutputReader {
         let request = ReadOutputRequest {
             follow: false,
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_says_about_itself_is_not_for_people() {
+    fn internal_messages_of_an_agent_are_not_user_visible() {
         let chunk = |kind: OutputKind, visible| OutputChunk {
             kind: kind.into(),
             visible,
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn output_goes_on_at_the_same_byte_after_a_break() {
+    async fn output_continues_at_the_same_byte_after_a_broken_connection() {
         let cut = OutputCut {
             offset: 4,
             length: 6,

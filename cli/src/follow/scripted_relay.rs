@@ -1,4 +1,5 @@
-//! Test only: a gRPC server whose streams follow a script, to break connections at chosen points, which a real relay does not.
+//! Test only: a gRPC server whose streams follow a script, so that a test can break connections at
+//! chosen points.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::client::relay_client::RelayClient;
 
-/// What one stream sends before it ends.
+/// The messages of one stream before it ends.
 pub(crate) type StreamScript<T> = Vec<Result<T, Status>>;
 type StreamReply<T> = Result<Response<BoxStream<T>>, Status>;
 
@@ -40,13 +41,13 @@ impl ScriptedRelay {
         self
     }
 
-    /// What the next question about the task is answered with; the last one stays.
+    /// Adds a state for the next Get of the task; the last one is repeated.
     pub(crate) fn state(self, state: TaskState) -> Self {
         self.0.lock().unwrap().states.push_back(state);
         self
     }
 
-    /// The revisions and offsets that streams were asked to begin at, in order.
+    /// The start revisions and offsets of all stream requests, in order.
     pub(crate) fn requested_positions(&self) -> Vec<u64> {
         self.0.lock().unwrap().requested_positions.clone()
     }
@@ -71,7 +72,7 @@ impl Tasks for ScriptedRelay {
         let script = state
             .watches
             .pop_front()
-            .expect("a watch more than the script has");
+            .expect("the script has no more watch streams");
         Ok(Response::new(Box::pin(tokio_stream::iter(script))))
     }
 
@@ -86,7 +87,7 @@ impl Tasks for ScriptedRelay {
         let script = state
             .outputs
             .pop_front()
-            .expect("a read more than the script has");
+            .expect("the script has no more output streams");
         Ok(Response::new(Box::pin(tokio_stream::iter(script))))
     }
 

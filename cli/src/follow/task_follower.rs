@@ -1,5 +1,5 @@
-//! Follows one task: its events without a gap or a duplicate, however often the connection breaks, and, if wanted, the output
-//! of each attempt as it comes. Says when the task has settled; does not print.
+//! Follows one task: its events without gaps or duplicates across broken connections and, on request,
+//! the output of each attempt. Reports when the task has settled; does not print.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use crate::follow::output_reader::{AttemptOutputReader, OutputReadItem};
 
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(3);
-/// A relay that restarts is back well within this; one that is not needs a person.
+/// A restarting relay is back well within this time. Otherwise a person has to act.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
-/// How long a broken connection is dialed again before it is called unreachable.
+/// Retries a broken connection with growing pauses, up to a time limit.
 #[derive(Debug, Default)]
 pub(crate) struct ReconnectBackoff {
     tries: u32,
@@ -29,7 +29,7 @@ pub(crate) struct ReconnectBackoff {
 }
 
 impl ReconnectBackoff {
-    /// Waits a little before the next try, or gives the error back when it has been long enough.
+    /// Waits before the next try, or returns the error after the time limit.
     pub(crate) async fn wait_or_give_up(&mut self, error: CliError) -> Result<(), CliError> {
         let since = *self.first_failure_at.get_or_insert_with(clock::instant);
         if clock::instant().duration_since(since) > GIVE_UP_AFTER {
@@ -44,14 +44,14 @@ impl ReconnectBackoff {
     }
 }
 
-/// What happened next.
+/// One step of following a task.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TaskFollowStep {
     Event(Box<TaskEvent>),
     Output(OutputReadItem),
-    /// The history is over; the task is in this state now.
+    /// All stored events were delivered; the task is in this state now.
     CaughtUp(TaskState),
-    /// These revisions are no longer kept.
+    /// The events of these revisions are no longer stored.
     HistoryCut {
         from: u64,
         to: u64,
@@ -70,7 +70,7 @@ pub(crate) struct TaskFollower {
     outputs: Option<AttemptOutputs>,
 }
 
-/// Attempts whose output is read, one after the other.
+/// The attempts whose output is read one after the other.
 #[derive(Debug, Default)]
 struct AttemptOutputs {
     current: Option<(u32, AttemptOutputReader)>,
@@ -95,7 +95,7 @@ impl TaskFollower {
         self
     }
 
-    /// The next step. May be dropped and called again without losing anything.
+    /// The next step. Cancel-safe: it may be dropped and called again.
     pub(crate) async fn next(&mut self) -> Result<TaskFollowStep, CliError> {
         loop {
             let result = match self
@@ -145,7 +145,7 @@ impl TaskFollower {
         events.next().await
     }
 
-    /// A stream also ends when the relay stops; only a finished task has no more events.
+    /// A stream also ends when the relay stops, so the task's state decides.
     async fn has_task_ended(&self) -> Result<bool, CliError> {
         if self.request.history_only {
             return Ok(true);
@@ -167,7 +167,7 @@ impl TaskFollower {
         step
     }
 
-    /// An attempt that a holder has taken may have output.
+    /// Queues the output of an attempt once a daemon or agent holds it.
     fn queue_attempt_output(&mut self, event: &TaskEvent) {
         let Some(output) = &mut self.outputs else {
             return;
@@ -193,7 +193,7 @@ impl TaskFollower {
         TaskFollowStep::Output(piece)
     }
 
-    /// Whether `step` says that waiting is over, and how. Old parks in the history do not count.
+    /// The exit code if the task has settled with this step. An old park in the history does not count.
     pub(crate) fn exit_if_settled(&self, step: &TaskFollowStep) -> Option<CommandExit> {
         match step {
             TaskFollowStep::Event(event) if self.caught_up => {
@@ -207,7 +207,7 @@ impl TaskFollower {
         }
     }
 
-    /// The output that is stored by now and was not read yet, attempt by attempt.
+    /// Readers for the stored output that was not read yet, one per attempt.
     pub(crate) fn unread_outputs(self) -> Vec<AttemptOutputReader> {
         let Some(output) = self.outputs else {
             return Vec::new();
@@ -238,7 +238,7 @@ fn open_reader(relay: &RelayClient, attempt_id: String, follow: bool) -> Attempt
     AttemptOutputReader::new(relay.clone(), request)
 }
 
-/// The event half of a `Follow`, borrowed apart from the output half.
+/// The event half of a `TaskFollower`, borrowed separately from the output half.
 struct TaskEventStream<'a> {
     relay: &'a RelayClient,
     request: &'a mut WatchTaskRequest,
@@ -284,17 +284,17 @@ pub(crate) fn stream_closed_error() -> CliError {
     CliError::Unreachable(ErrorText {
         what: "the relay closed the stream".to_owned(),
         why: "it may be stopping".to_owned(),
-        hint: "see whether the relay is up, then repeat the command".to_owned(),
+        hint: "check that the relay is running, then repeat the command".to_owned(),
     })
 }
 
-/// The task as it is now.
+/// The current task.
 pub(crate) async fn get_task(relay: &RelayClient, task_id: &str) -> Result<Task, CliError> {
     let request = GetTaskRequest {
         task_id: task_id.to_owned(),
         include_spec: false,
     };
-    let mut patience = ReconnectBackoff::default();
+    let mut backoff = ReconnectBackoff::default();
     loop {
         match relay
             .tasks()
@@ -303,17 +303,17 @@ pub(crate) async fn get_task(relay: &RelayClient, task_id: &str) -> Result<Task,
             .map_err(CliError::from)
         {
             Ok(response) => return response.into_inner().task.ok_or_else(missing_task_error),
-            Err(error) if error.is_transient() => patience.wait_or_give_up(error).await?,
+            Err(error) if error.is_transient() => backoff.wait_or_give_up(error).await?,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// An answer without what was asked for can only come from something that is not a relay of this version.
+/// Only a server that is not a relay of this version returns a response without the task.
 pub(crate) fn missing_task_error() -> CliError {
     CliError::local(
-        "the relay answered without a task",
-        "it may speak another version",
+        "the relay's response has no task",
+        "it may be of another version",
     )
 }
 
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_lagging_and_stopping_streams_leave_no_gap_and_no_duplicate() {
+    async fn broken_and_lagging_streams_cause_no_gap_and_no_duplicate() {
         let running = TaskState::Running;
         let relay = ScriptedRelay::default()
             .watch(vec![
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_park_in_the_history_does_not_end_the_waiting() {
+    async fn an_old_park_in_the_history_does_not_settle_the_task() {
         let relay = ScriptedRelay::default().watch(vec![
             event(1, TaskState::NeedsAttention),
             event(2, TaskState::Running),
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_not_tried_again() {
+    async fn a_rejected_watch_is_not_retried() {
         let relay = ScriptedRelay::default().watch(vec![Err(Status::not_found("no such task"))]);
         let client = relay.serve().await;
         let mut follow = TaskFollower::new(&client, WatchTaskRequest::default());

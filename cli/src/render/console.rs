@@ -1,5 +1,5 @@
-//! Where words go: data to stdout, everything else to stderr. The only file that writes to either.
-//! A closed stdout (`baton tasks | head -1`) is a quiet, successful end.
+//! Output of the command line: data to stdout, everything else to stderr. Only this file writes to
+//! them. A closed stdout (`baton tasks | head -1`) ends the command successfully without a message.
 
 use std::io::{self, IsTerminal, Stderr, Stdout, Write};
 
@@ -24,14 +24,14 @@ impl Default for CliConsole {
 }
 
 impl CliConsole {
-    /// One line of data.
+    /// Prints one line of data.
     pub(crate) fn line(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         writeln!(stdout, "{text}")?;
         Ok(())
     }
 
-    /// One JSON object on a line of its own, flushed: a reader at the other end of a pipe acts on it now.
+    /// Prints one JSON object on its own line and flushes, so that the reader of a pipe gets it at once.
     pub(crate) fn json(&self, value: &serde_json::Value) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         writeln!(stdout, "{}", sanitizer::escaped_json(value))?;
@@ -39,7 +39,7 @@ impl CliConsole {
         Ok(())
     }
 
-    /// Output of an agent as it is, flushed.
+    /// Writes bytes unchanged and flushes.
     pub(crate) fn write_raw(&self, bytes: &[u8]) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         stdout.write_all(bytes)?;
@@ -47,25 +47,25 @@ impl CliConsole {
         Ok(())
     }
 
-    /// A word to the person at the terminal. Nobody there is not an error.
+    /// Prints a message for people on stderr. A closed stderr is not an error.
     pub(crate) fn note(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(writeln!(stderr, "{text}"));
     }
 
-    /// A question that is answered on the same line.
+    /// Prints a prompt without a line break.
     pub(crate) fn print_prompt(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(write!(stderr, "{text}").and_then(|()| stderr.flush()));
     }
 
-    /// What was printed is seen now, also at the other end of a pipe.
+    /// Flushes stdout, so that the reader of a pipe gets everything printed so far.
     pub(crate) fn flush(&self) -> Result<(), CliError> {
         self.stdout.lock().flush()?;
         Ok(())
     }
 
-    /// A word that the next one replaces, for a person who watches.
+    /// Replaces the last line of the terminal, for progress.
     pub(crate) fn replace_status_line(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush()));
@@ -75,7 +75,7 @@ impl CliConsole {
         self.stderr.is_terminal()
     }
 
-    /// As much of a line as the terminal shows in one; whole where it goes elsewhere.
+    /// Cuts a line to the width of the terminal. Files and pipes get the whole line.
     pub(crate) fn truncate_to_terminal(&self, line: String) -> String {
         let width = rustix::termios::tcgetwinsize(&self.stdout);
         match width.map(|size| usize::from(size.ws_col)) {
@@ -106,7 +106,7 @@ fn truncate_columns(line: String, columns: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// Agent output on its way to stdout: exact bytes into a file or a pipe, sanitized onto a terminal.
+/// Writes agent output to stdout: exact bytes to a file or a pipe, sanitized text to a terminal.
 #[derive(Debug)]
 pub(crate) struct AgentOutputSink<'a> {
     console: &'a CliConsole,
@@ -136,7 +136,7 @@ impl<'a> AgentOutputSink<'a> {
         self.console.write_raw(clean.as_bytes())
     }
 
-    /// Ends an unfinished last line on a terminal, so that what follows starts on its own.
+    /// Ends an unfinished last line on a terminal, so that the next text starts on a new line.
     pub(crate) fn finish(mut self) -> Result<(), CliError> {
         let Some(sanitizer) = self.sanitizer.take() else {
             return Ok(());
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_cut_at_the_terminals_edge_and_says_so() {
+    fn a_line_is_cut_at_the_terminal_width_with_an_ellipsis() {
         assert_eq!(truncate_columns("größer".to_owned(), 6), "größer");
         assert_eq!(truncate_columns("größer als".to_owned(), 8), "größer…");
         assert_eq!(truncate_columns("ab".to_owned(), 1), "…");

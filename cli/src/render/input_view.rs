@@ -1,5 +1,5 @@
-//! What agents ask, for people. Nothing is left out of what an answer is bound to: what a terminal would hide or obey
-//! is spelled out.
+//! Inputs as lines for people. Everything that an answer is bound to is shown completely: characters
+//! that a terminal would hide or interpret are escaped.
 
 use baton_proto::v1::input::Body;
 use baton_proto::v1::{Input, InputState, PermissionRequest, PermissionRule, Question};
@@ -10,7 +10,7 @@ use crate::render::sanitizer::{escape_unprintable, one_line};
 use crate::render::style::{TextStyle, TextTone};
 use crate::render::task_view::{age, time_of_day, unix_ms};
 
-/// One input in full, with how to answer it.
+/// One input in full, with the command that answers it.
 pub(crate) fn input_lines(input: &Input, now_ms: u64, style: TextStyle) -> Vec<String> {
     let mut lines = vec![header_line(input, now_ms, style)];
     match &input.body {
@@ -30,7 +30,7 @@ fn header_line(input: &Input, now_ms: u64, style: TextStyle) -> String {
     let what = match &input.body {
         Some(Body::Permission(asked)) => format!("permission for {}", one_line(&asked.tool_name)),
         Some(Body::Question(_)) => "question".to_owned(),
-        None => "something this version does not know".to_owned(),
+        None => "input of an unknown kind".to_owned(),
     };
     let what = style.paint(TextTone::Caution, &what);
     let mut words = vec![
@@ -53,10 +53,7 @@ fn push_permission_lines(asked: &PermissionRequest, lines: &mut Vec<String>) {
     let arguments = escape_unprintable(&asked.tool_input);
     lines.extend(arguments.lines().map(|line| format!("    {line}")));
     if !asked.description.is_empty() {
-        lines.push(format!(
-            "  the agent says:  {}",
-            one_line(&asked.description)
-        ));
+        lines.push(format!("  description:  {}", one_line(&asked.description)));
     }
 }
 
@@ -72,15 +69,13 @@ fn push_question_lines(asked: &Question, lines: &mut Vec<String>) {
     }
     if asked.group_size > 1 {
         let size = asked.group_size;
-        lines.push(format!(
-            "  one of {size} questions that are answered together"
-        ));
+        lines.push(format!("  one of {size} questions that belong together"));
     }
 }
 
-/// The command that answers it.
+/// The command that answers the input.
 pub(crate) fn answer_command(input: &Input) -> String {
-    let ways = match &input.body {
+    let flags = match &input.body {
         Some(Body::Permission(asked)) if asked.can_allow_for_attempt => {
             "--allow [--for-attempt] | --deny [--message TEXT]"
         }
@@ -92,27 +87,27 @@ pub(crate) fn answer_command(input: &Input) -> String {
         },
         None => "",
     };
-    format!("baton answer {} {ways}", input.input_id)
+    format!("baton answer {} {flags}", input.input_id)
 }
 
-/// What became of it, and by whom.
+/// The outcome of an input: the answer, who gave it and when.
 pub(crate) fn outcome_text(input: &Input) -> String {
     let mut words = vec![input.outcome().short_name().to_owned()];
     if let Some(rule) = &input.rule {
-        words.push(format!("by the task's own rule: {}", rule_text(rule)));
+        words.push(format!("by a rule of the task: {}", rule_text(rule)));
     } else if !input.answered_by.is_empty() {
         words.push(format!("by {}", one_line(&input.answered_by)));
     }
     if input.answered_at.is_some() {
         words.push(format!("at {}", time_of_day(input.answered_at.as_ref())));
     }
-    let said = input.labels.iter().chain([&input.text]);
-    let said = said
+    let answer = input.labels.iter().chain([&input.text]);
+    let answer = answer
         .filter(|text| !text.is_empty())
         .map(|text| one_line(text));
-    let said = said.collect::<Vec<_>>().join(", ");
-    if !said.is_empty() {
-        words.push(format!("({said})"));
+    let answer = answer.collect::<Vec<_>>().join(", ");
+    if !answer.is_empty() {
+        words.push(format!("({answer})"));
     }
     words.join(" ")
 }
@@ -143,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_hide_is_spelled_out() {
+    fn characters_that_a_terminal_would_hide_are_escaped() {
         let asked = PermissionRequest {
             tool_name: "Ba\u{1b}[8msh".to_owned(),
             tool_input: b"ls \x1b[8mrm -r .\x1b[0m \xe2\x80\xae \xff"
@@ -182,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rule_answered_is_said_to_be_so() {
+    fn an_outcome_names_the_rule_that_decided_it() {
         let input = Input {
             outcome: baton_proto::v1::InputOutcome::Denied.into(),
             answered_by: "rule:1".to_owned(),
@@ -195,7 +190,7 @@ mod tests {
         };
         assert_eq!(
             outcome_text(&input),
-            "denied by the task's own rule: deny Bash:*rm *"
+            "denied by a rule of the task: deny Bash:*rm *"
         );
     }
 }

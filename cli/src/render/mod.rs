@@ -1,5 +1,5 @@
-//! Text for people and JSON for programs: tasks, attempts, inputs, tables, colour, progress.
-//! console is the only file that writes to stdout or stderr; sanitizer cleans every foreign text on the way to a terminal.
+//! Text for people and JSON for programs: tasks, attempts, inputs, tables, colours, progress.
+//! Only console writes to stdout or stderr; sanitizer filters all text from agents and the relay for a terminal.
 //! Must not call the relay.
 
 pub(crate) mod bench_view;

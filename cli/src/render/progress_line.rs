@@ -1,4 +1,5 @@
-//! How far a long command is, on stderr: one line that rewrites itself on a terminal, else a line now and then.
+//! Progress of a long command on stderr: one line that is rewritten on a terminal, else a line every
+//! few seconds.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +8,9 @@ use baton_proto::v1::TransferProgress;
 use crate::clock;
 use crate::render::console::CliConsole;
 
-/// Between two lines where nobody may be looking.
+/// Time between two lines without a terminal.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two rewritings of a line.
+/// Time between two updates on a terminal.
 const TERMINAL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -22,12 +23,12 @@ pub(crate) struct ProgressLine<'a> {
 
 impl<'a> ProgressLine<'a> {
     pub(crate) fn new(console: &'a CliConsole, label: &'static str) -> Self {
-        let lively = console.stderr_is_terminal();
+        let is_terminal = console.stderr_is_terminal();
         Self {
             console,
             label,
             next_update: clock::instant()
-                + if lively {
+                + if is_terminal {
                     TERMINAL_INTERVAL
                 } else {
                     LOG_INTERVAL
@@ -52,7 +53,7 @@ impl<'a> ProgressLine<'a> {
         self.is_shown = true;
     }
 
-    /// Clears the line for what comes next.
+    /// Clears the line for the next message.
     pub(crate) fn clear(&mut self) {
         if self.is_shown && self.console.stderr_is_terminal() {
             self.console.replace_status_line("");
@@ -85,7 +86,7 @@ fn format_progress(what: &str, progress: &TransferProgress) -> String {
     line
 }
 
-/// Bytes as people read them.
+/// Formats bytes with a binary unit.
 pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_shares_are_readable() {
+    fn sizes_have_units_and_progress_has_a_percentage() {
         let shown = [0, 1023, 1536, 5 << 20, (3 << 30) + (512 << 20)].map(format_size);
         assert_eq!(
             shown,

@@ -1,4 +1,4 @@
-//! What a task has come to, in lines for people. Everything that came over the wire is cleaned on the way.
+//! Progress and checkpoints of a task as lines for people. Text from the relay is sanitized.
 
 use baton_proto::ShortName;
 use baton_proto::v1::{Checkpoint, Evidence, Progress};
@@ -9,10 +9,11 @@ use crate::render::task_view::time_of_day;
 pub(crate) fn progress_lines(progress: &Progress) -> Vec<String> {
     let done = progress.completed_items.len() as u64 + progress.completed_items_truncated;
     let failed = progress.failed_items.len() as u64 + progress.failed_items_truncated;
-    let mut lines = vec![format!(
-        "{done} done, {failed} failed, {} checkpoints",
-        progress.checkpoint_count
-    )];
+    let checkpoints = match progress.checkpoint_count {
+        1 => "1 checkpoint".to_owned(),
+        count => format!("{count} checkpoints"),
+    };
+    let mut lines = vec![format!("{done} done, {failed} failed, {checkpoints}")];
     lines.extend(labeled_line("summary", &progress.summary));
     lines.extend(labeled_line("cursor", &progress.cursor));
     let items = progress.completed_items.iter();
@@ -27,12 +28,12 @@ pub(crate) fn progress_lines(progress: &Progress) -> Vec<String> {
         + progress.failed_items_truncated
         + progress.evidence_truncated;
     if dropped > 0 {
-        lines.push(format!("  ({dropped} older entries are no longer kept)"));
+        lines.push(format!("  ({dropped} older entries are no longer stored)"));
     }
     lines
 }
 
-/// The numbers and the last words alone.
+/// Only the counts, the summary and the cursor.
 pub(crate) fn progress_summary_lines(progress: &Progress) -> Vec<String> {
     let mut lines = progress_lines(progress);
     let items = lines.iter().position(|line| line.starts_with("  "));
@@ -49,11 +50,11 @@ pub(crate) fn checkpoint_lines(checkpoint: &Checkpoint) -> Vec<String> {
         checkpoint.attempt_number,
         one_line(&checkpoint.created_by),
     )];
-    let words = labeled_line("summary", &checkpoint.summary);
-    let words = words
+    let texts = labeled_line("summary", &checkpoint.summary);
+    let texts = texts
         .into_iter()
         .chain(labeled_line("cursor", &checkpoint.cursor));
-    lines.extend(words.map(|line| format!("  {line}")));
+    lines.extend(texts.map(|line| format!("  {line}")));
     let refs = checkpoint.state_refs.iter();
     lines.extend(refs.map(|at| format!("  state   {}", one_line(at))));
     lines.extend(evidence_lines(&checkpoint.evidence));
@@ -78,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_count_what_is_no_longer_kept_and_words_cannot_break_the_screen() {
-        let told = Progress {
+    fn counts_include_dropped_items_and_text_is_sanitized() {
+        let progress = Progress {
             summary: "half\u{1b}[2J done".to_owned(),
             completed_items: vec!["a".to_owned()],
             completed_items_truncated: 4,
@@ -90,12 +91,12 @@ mod tests {
             checkpoint_count: 2,
             ..Progress::default()
         };
-        let lines = progress_lines(&told);
+        let lines = progress_lines(&progress);
         assert_eq!(lines[0], "5 done, 1 failed, 2 checkpoints");
         assert!(
             lines.iter().all(|line| !line.contains(['\u{1b}', '\n'])),
             "{lines:?}"
         );
-        assert_eq!(progress_summary_lines(&told).len(), 2);
+        assert_eq!(progress_summary_lines(&progress).len(), 2);
     }
 }

@@ -1,16 +1,16 @@
-//! Makes text of agents safe for a terminal: escape sequences with their payload, control characters and BiDi
-//! controls are removed. It is a stream filter: however the bytes are cut into chunks, the result is the same.
-//! It must never be applied to output that goes to a file or a pipe, which gets the exact bytes.
+//! Makes text of agents safe for a terminal: removes escape sequences with their payload, control
+//! characters and BiDi controls. It is a stream filter whose result does not depend on the chunks.
+//! Output to a file or a pipe must not be filtered: it gets the exact bytes.
 
-/// A string sequence (OSC, DCS, …) that never ends would hide all that follows; past this many characters it is
-/// given up and text shows again.
+/// A string sequence (OSC, DCS, …) without an end would hide all following text. After this many
+/// characters it is treated as ended.
 const MAX_PAYLOAD_CHARS: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EscapeParserState {
     #[default]
     Ground,
-    /// After ESC: the next character says which sequence it is.
+    /// After ESC: the next character decides which sequence it is.
     Escape,
     /// Inside CSI parameters and intermediates.
     Csi,
@@ -20,11 +20,11 @@ enum EscapeParserState {
     PayloadEscape,
 }
 
-/// The filter. Feed chunks, then `finish` once.
+/// The filter. Push all chunks, then call `finish` once.
 #[derive(Debug, Default)]
 pub(crate) struct Sanitizer {
     state: EscapeParserState,
-    /// The first bytes of a character whose rest is in the next chunk; at most three.
+    /// The first bytes, at most three, of a character that continues in the next chunk.
     partial: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl Sanitizer {
         }
     }
 
-    /// Ends the stream; a character that was cut off shows as a replacement character.
+    /// Ends the stream. An incomplete character becomes a replacement character.
     pub(crate) fn finish(mut self, out: &mut String) {
         if !self.partial.is_empty() {
             self.push_char(char::REPLACEMENT_CHARACTER, out);
@@ -81,7 +81,7 @@ impl Sanitizer {
     }
 }
 
-/// One whole text at once, for the short strings in tables and messages: also without line breaks and tabs.
+/// Sanitizes a short text for tables and messages; line breaks and tabs become spaces.
 pub(crate) fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut sanitizer = Sanitizer::default();
@@ -90,8 +90,8 @@ pub(crate) fn one_line(text: &str) -> String {
     out.replace(['\n', '\t'], " ")
 }
 
-/// For what must be seen whole before somebody allows it: nothing is removed, and what a terminal would hide, obey or
-/// turn around is spelled out.
+/// For text that a person must see completely before allowing it: nothing is removed, and characters
+/// that a terminal would hide, interpret or reorder are escaped.
 pub(crate) fn escape_unprintable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -110,8 +110,8 @@ pub(crate) fn escape_unprintable(bytes: &[u8]) -> String {
     out
 }
 
-/// JSON in which no terminal finds anything to obey or to turn around. It means the same: beyond ASCII there are only texts in
-/// it, and a text may spell any character by its number.
+/// JSON text without characters that a terminal would interpret or reorder. The value is unchanged:
+/// such characters occur only inside strings, where JSON allows them to be escaped.
 pub(crate) fn escaped_json(value: &serde_json::Value) -> String {
     let text = value.to_string();
     let harmful = |c: char| (c.is_control() && c > '\u{1f}') || is_bidi_control(c);
@@ -129,7 +129,7 @@ pub(crate) fn escaped_json(value: &serde_json::Value) -> String {
     out
 }
 
-/// Characters without a width that can hide a difference.
+/// Characters without a width, which can hide a difference.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2028}' | '\u{2029}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
@@ -145,7 +145,7 @@ fn ground(c: char, out: &mut String) -> EscapeParserState {
     EscapeParserState::Ground
 }
 
-/// The eight-bit introducers, as they look in UTF-8, and ESC.
+/// The C1 introducers (as UTF-8 characters) and ESC.
 fn introducer(c: char) -> Option<EscapeParserState> {
     match c {
         '\u{1b}' => Some(EscapeParserState::Escape),
@@ -179,7 +179,7 @@ fn csi(c: char, out: &mut String) -> EscapeParserState {
     match c {
         ' '..='?' => EscapeParserState::Csi,
         '@'..='~' => EscapeParserState::Ground,
-        // Not a CSI after all: what stands here is ordinary text again.
+        // Not a valid CSI sequence: the rest is ordinary text.
         _ => ground(c, out),
     }
 }
@@ -197,7 +197,7 @@ fn payload(c: char, bell_ends: bool, length: usize) -> EscapeParserState {
     }
 }
 
-/// Characters that reorder what is shown, so that the eye reads something else than the shell would.
+/// Characters that reorder text, so that a person reads something else than a shell would run.
 fn is_bidi_control(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_go_with_their_payload_and_text_stays() {
+    fn sequences_are_removed_with_their_payload() {
         let corpus: &[(&[u8], &str)] = &[
             (b"plain\ttext\n", "plain\ttext\n"),
             (b"\x1b[31mred\x1b[0m", "red"),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn json_spells_out_what_a_terminal_would_obey_and_means_the_same() {
+    fn json_escapes_terminal_controls_and_keeps_its_value() {
         let value = serde_json::json!({
             "a\u{9b}31m": ["\u{1b}[2J", "\u{7f}", "safe\u{202e}txt.exe\u{2069}", "plain €"],
         });
@@ -272,14 +272,14 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_without_end_hides_only_so_much() {
+    fn a_payload_without_an_end_is_limited() {
         let mut bytes = b"\x1b]0;".to_vec();
         bytes.extend(std::iter::repeat_n(b'x', MAX_PAYLOAD_CHARS + 10));
         bytes.extend_from_slice(b"visible");
         assert!(sanitize_whole(&bytes).ends_with("visible"));
     }
 
-    /// Bytes that often form sequences, which uniform noise seldom does.
+    /// Bytes that often form sequences; uniform noise seldom does.
     fn terminal_noise() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             Just(b"\x1b".to_vec()),
@@ -311,12 +311,12 @@ mod tests {
         }
     }
 
-    /// What people and agents write, without anything that a terminal would act on.
+    /// Ordinary text without terminal controls.
     fn plain_text() -> impl Strategy<Value = String> {
         "[a-zA-Z0-9 äß€語🦀.,;:!?()\\[\\]{}<>/\\\\'\"\n\t-]{0,40}"
     }
 
-    /// A whole sequence, as terminals know them.
+    /// A complete escape sequence.
     fn sequence() -> impl Strategy<Value = String> {
         prop_oneof![
             "\x1b\\[[0-9;?]{0,8}[A-Za-z]",
@@ -339,7 +339,7 @@ mod tests {
         }
 
         #[test]
-        fn one_line_is_one_line_and_clean_text_stays_clean(bytes in terminal_noise()) {
+        fn one_line_has_no_line_breaks_and_filtering_is_idempotent(bytes in terminal_noise()) {
             let line = one_line(&String::from_utf8_lossy(&bytes));
             prop_assert!(!line.contains(['\n', '\t', '\r', '\x1b']), "{line:?}");
             let clean = sanitize_whole(&bytes);

@@ -1,4 +1,4 @@
-//! Colour for the few words that deserve it, and none where nobody sees it: not on a terminal, `NO_COLOR`, a dumb one.
+//! Colours for a few words. No colour without a terminal, with `NO_COLOR`, or on a dumb terminal.
 
 use std::io::IsTerminal;
 
@@ -17,10 +17,10 @@ pub(crate) enum TextTone {
 
 impl TextStyle {
     pub(crate) fn for_stream(stream: &impl IsTerminal) -> Self {
-        let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
-            colour: stream.is_terminal() && !unwanted && !dumb,
+            colour: stream.is_terminal() && !no_color && !dumb,
         }
     }
 

@@ -1,6 +1,6 @@
-//! A small column formatter: as wide as its content, two spaces between, the last column unpadded.
+//! Formats columns: each as wide as its content, two spaces apart, without trailing spaces.
 
-/// Rows of equal length under one header. Cells must be free of control characters already.
+/// Rows with one cell for every column of the header. Cells must not contain control characters.
 #[derive(Debug)]
 pub(crate) struct TextTable {
     header: Vec<String>,
@@ -12,7 +12,7 @@ impl TextTable {
         Self::with_header(header.map(str::to_owned).to_vec())
     }
 
-    /// Where the columns are known only when the program runs.
+    /// For columns that are only known at run time.
     pub(crate) fn with_header(header: Vec<String>) -> Self {
         Self {
             header,
@@ -37,7 +37,7 @@ impl TextTable {
         self.rows.is_empty()
     }
 
-    /// The header line and then the rows.
+    /// The header line, then the rows.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         let widths = self.column_widths(&self.header);
         std::iter::once(self.header.clone())

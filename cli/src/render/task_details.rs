@@ -1,4 +1,4 @@
-//! One task in full, for `show`: what was asked for, each attempt, what is armed, and what to do next.
+//! One task in full, for `show` and `inspect`: the submission, each attempt, armed timers, and the next step.
 
 use baton_proto::v1::{
     ArmedTimer, Attempt, AttemptState, DeadlineProfile, DiagnosticCode, EndedBy, InspectResponse,
@@ -13,10 +13,10 @@ use crate::render::sanitizer::one_line;
 use crate::render::style::TextStyle;
 use crate::render::task_view;
 
-/// Of what was submitted; `baton show --json` has it all.
+/// Length of the shown prompt; `baton show --json` has the whole text.
 const PROMPT_PREVIEW_CHARS: usize = 200;
 
-/// What only operators may see; empty for others.
+/// Details that only operators may see; empty for other users.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OperatorDetails {
     pub timers: Vec<ArmedTimer>,
@@ -26,7 +26,7 @@ pub(crate) struct OperatorDetails {
 
 pub(crate) fn task_lines(
     task: &Task,
-    insight: &OperatorDetails,
+    details: &OperatorDetails,
     now_ms: u64,
     style: TextStyle,
 ) -> Vec<String> {
@@ -37,17 +37,17 @@ pub(crate) fn task_lines(
         push_attempt_lines(&mut page, attempt, now_ms);
         push_file_lines(&mut page, task, attempt);
     }
-    for timer in &insight.timers {
+    for timer in &details.timers {
         page.push_field("timer", &timer_text(timer));
     }
-    for diagnostic in &insight.diagnostics {
-        page.push_field("looks wrong", diagnostic);
+    for diagnostic in &details.diagnostics {
+        page.push_field("problem", diagnostic);
     }
-    page.push_field("next", &insight.next_action);
+    page.push_field("next", &details.next_action);
     page.lines
 }
 
-/// How it stands: the task, its newest attempt, and what is armed.
+/// The task, its newest attempt and the armed timers.
 pub(crate) fn status_lines(
     task: &Task,
     found: &InspectResponse,
@@ -66,24 +66,24 @@ pub(crate) fn status_lines(
         let left = duration::format_short(left_ms);
         page.push_field(
             "fence",
-            &format!("no attempt is leased for {left}, unless what ran before is proved gone"),
+            &format!("no new lease for {left}, unless the previous processes are confirmed dead"),
         );
     }
     page.lines
 }
 
-/// What looks wrong, and what to do.
+/// Problems of the task, and the next step.
 pub(crate) fn advice_lines(found: &InspectResponse) -> Vec<String> {
     let mut page = FieldLines::default();
     for one in &found.diagnostics {
         let code = short_name_of::<DiagnosticCode>(one.code);
-        page.push_field("looks wrong", &format!("{code}: {}", one.message));
+        page.push_field("problem", &format!("{code}: {}", one.message));
     }
     page.push_field("next", &found.next_action_text);
     page.lines
 }
 
-/// Lines of `name: value`, without those that have nothing to say.
+/// Lines of `name: value`; empty values are skipped.
 #[derive(Default)]
 struct FieldLines {
     lines: Vec<String>,
@@ -107,23 +107,23 @@ impl FieldLines {
 
 fn push_task_fields(page: &mut FieldLines, task: &Task, now_ms: u64, style: TextStyle) {
     page.push_field("task", &task.task_id);
-    // Painted text is made here, so it does not go through the cleaning of foreign text.
+    // Coloured text is not sanitized again: that would remove its colour.
     page.lines.push(format!(
         "{:<14}{}",
         "state:",
         task_view::ending_line(task, style)
     ));
     page.push_field("goal", &task.goal);
-    page.push_field("asked", &submitted_text(task));
+    page.push_field(submitted_label(task), &submitted_text(task));
     page.push_field("agent", &task.agent);
     page.push_field("conversation", &task.conversation_id);
-    page.push_field("labels", &format_pairs(&task.labels));
+    page.push_field("notes", &format_pairs(&task.labels));
     page.push_field("priority", &task.priority.to_string());
     page.push_field(
         "created",
         &timestamp_with_age(task.created_at.as_ref(), now_ms),
     );
-    page.push_field("by", &task.created_by);
+    page.push_field("created by", &task.created_by);
     page.push_field(
         "waits for",
         &task_view::wait_text(task, now_ms).unwrap_or_default(),
@@ -131,13 +131,13 @@ fn push_task_fields(page: &mut FieldLines, task: &Task, now_ms: u64, style: Text
     if task.paused {
         page.push_field("paused", &task.pause_reason);
     }
-    page.push_field("no retry", &task.retry_stop);
+    page.push_field("not retried", &task.retry_stop);
     if let Some(attention) = &task.attention {
         page.push_field(
             "parked",
             &timestamp_with_age(attention.since.as_ref(), now_ms),
         );
-        page.push_field("would help", &attention.resume_hint);
+        page.push_field("hint", &attention.resume_hint);
     }
     if let Some(progress) = &task.progress {
         page.push_field("progress", &progress.summary);
@@ -146,19 +146,33 @@ fn push_task_fields(page: &mut FieldLines, task: &Task, now_ms: u64, style: Text
     page.push_field("trace", &task.traceparent);
 }
 
-/// What was submitted, in one line: the command, or how its prompt begins.
+fn submitted_label(task: &Task) -> &'static str {
+    let spec = task.spec.as_ref();
+    match spec.and_then(|spec| spec.command.as_ref()) {
+        Some(_) => "command",
+        None => "prompt",
+    }
+}
+
+/// The command with the quotes that a shell needs, or the beginning of the prompt, in one line.
 fn submitted_text(task: &Task) -> String {
     let Some(spec) = &task.spec else {
         return String::new();
     };
     let text = match &spec.command {
-        Some(command) => command.argv.join(" "),
+        Some(command) => quote_command(&command.argv),
         None => spec.prompt.trim().to_owned(),
     };
     let line = text.lines().next().unwrap_or_default();
     let shown: String = line.chars().take(PROMPT_PREVIEW_CHARS).collect();
     let cut = if shown.len() < text.len() { " …" } else { "" };
     format!("{shown}{cut}")
+}
+
+/// A command with a zero byte cannot be quoted; no process can be started from it either.
+fn quote_command(argv: &[String]) -> String {
+    let words = argv.iter().map(String::as_str);
+    shlex::try_join(words).unwrap_or_else(|_| argv.join(" "))
 }
 
 /// `1200 tokens in, 340 out, 15 turns, $0.0123`.
@@ -184,10 +198,10 @@ fn usage_text(usage: &Usage) -> String {
 fn push_limit_fields(page: &mut FieldLines, task: &Task) {
     let requested = match (&task.requested_profile, task.profile_name.as_str()) {
         (Some(profile), _) => profile_text(profile),
-        (None, "") => "none given, the relay's default applies".to_owned(),
+        (None, "") => "the relay's default".to_owned(),
         (None, name) => format!("named {name}"),
     };
-    page.push_field("asked for", &requested);
+    page.push_field("profile", &requested);
     let effective = task
         .effective_profile
         .as_ref()
@@ -203,7 +217,7 @@ fn push_limit_fields(page: &mut FieldLines, task: &Task) {
     page.push_field("limits", &outside);
 }
 
-/// `stream_idle=2m 00s …`; an empty profile is a decision and says so.
+/// `stream_idle=2m 00s …`. An empty profile was chosen on purpose, so it is shown.
 pub(crate) fn profile_text(profile: &DeadlineProfile) -> String {
     let fields = [
         ("process_start", profile.process_start_ms),
@@ -256,7 +270,7 @@ fn push_attempt_lines(page: &mut FieldLines, attempt: &Attempt, now_ms: u64) {
         page.push_subfield("lease", &format!("{left}{} renewals", lease.renewals));
     }
     for tool in &attempt.open_tools {
-        // A relay tells which are open, and not always since when.
+        // The start time of an open tool call is not always known.
         let since = match timestamp_with_age(tool.started_at.as_ref(), now_ms) {
             since if since.is_empty() => since,
             since => format!(" since {since}"),
@@ -276,17 +290,17 @@ fn push_attempt_lines(page: &mut FieldLines, attempt: &Attempt, now_ms: u64) {
     );
 }
 
-/// What was found of the files that it has to leave, and what of that does not do.
+/// The required files that were found, and those that are missing or wrong.
 fn push_file_lines(page: &mut FieldLines, task: &Task, attempt: &Attempt) {
     let contract = task.spec.as_ref().and_then(|spec| spec.contract.as_ref());
-    let asked = contract.filter(|_| !attempt.artifacts.is_empty());
-    let unmet = asked.map_or_else(Vec::new, |contract| {
+    let checked = contract.filter(|_| !attempt.artifacts.is_empty());
+    let unmet = checked.map_or_else(Vec::new, |contract| {
         required_file::unmet_contract_files(contract, &attempt.artifacts)
     });
     for found in &attempt.artifacts {
         if unmet.iter().all(|unmet| unmet.path != found.path) {
             let (path, size) = (&found.path, found.size);
-            let led = match found.resolved_path.as_str() {
+            let location = match found.resolved_path.as_str() {
                 resolved if resolved.is_empty() || resolved == path => String::new(),
                 resolved => format!(", at {resolved}"),
             };
@@ -294,15 +308,15 @@ fn push_file_lines(page: &mut FieldLines, task: &Task, attempt: &Attempt) {
                 "" => String::new(),
                 hash => format!(", sha256 {hash}"),
             };
-            page.push_subfield("file", &format!("{path}: {size} bytes{led}{hash}"));
+            page.push_subfield("file", &format!("{path}: {size} bytes{location}{hash}"));
         }
     }
     for unmet in unmet {
-        page.push_subfield("lacks", &unmet.to_string());
+        page.push_subfield("missing", &unmet.to_string());
     }
 }
 
-/// Where its work is, so that the work of a lost run can be found.
+/// Where the work of an attempt is, so that the work of a lost attempt can be found.
 fn push_workspace_lines(page: &mut FieldLines, workspace: &WorkspaceReport) {
     let mode = match workspace.mode() {
         WorkspaceMode::Unspecified => String::new(),
@@ -318,15 +332,18 @@ fn push_workspace_lines(page: &mut FieldLines, workspace: &WorkspaceReport) {
     };
     page.push_subfield("commits", &commits);
     if workspace.dirty_digest == UNKNOWN_DIGEST {
-        page.push_subfield("uncommitted", "unknown: what it left could not be seen");
+        page.push_subfield(
+            "uncommitted",
+            "unknown: the daemon could not check the worktree",
+        );
     } else if workspace.changed_files > 0 {
         let files = workspace.changed_files;
         let digest = match &*workspace.dirty_digest {
             "" => String::new(),
             digest => format!(", {digest}"),
         };
-        let word = if files == 1 { "file" } else { "files" };
-        page.push_subfield("uncommitted", &format!("{files} {word}{digest}"));
+        let noun = if files == 1 { "file" } else { "files" };
+        page.push_subfield("uncommitted", &format!("{files} {noun}{digest}"));
     }
 }
 
@@ -337,7 +354,9 @@ fn push_attempt_end(page: &mut FieldLines, attempt: &Attempt) {
     page.push_subfield("ended by", attempt.ended_by().short_name());
     page.push_subfield("failure", &attempt.failure_code);
     page.push_subfield("message", &attempt.message);
-    page.push_subfield("to users", &attempt.user_message);
+    if attempt.user_message != attempt.message {
+        page.push_subfield("for users", &attempt.user_message);
+    }
     let exit = attempt.exit_code.map(|code| format!("code {code}"));
     let signal = attempt.signal.map(|signal| format!("signal {signal}"));
     page.push_subfield("exit", &exit.or(signal).unwrap_or_default());
@@ -352,19 +371,17 @@ fn push_attempt_end(page: &mut FieldLines, attempt: &Attempt) {
     } else {
         "effects are possible"
     };
-    let again = if attempt.retryable {
-        "retryable"
-    } else {
-        "not retryable"
-    };
-    page.push_subfield("retry", &format!("{again}, {safe}"));
+    let retryable = if attempt.retryable { "yes" } else { "no" };
+    page.push_subfield("retryable", &format!("{retryable}, {safe}"));
 }
 
 fn termination_text(termination: Termination) -> &'static str {
     match termination {
         Termination::Unspecified => "",
-        Termination::Confirmed => "gone, confirmed",
-        Termination::Unconfirmed => "not confirmed gone; nothing follows before its lease is over",
+        Termination::Confirmed => "confirmed dead",
+        Termination::Unconfirmed => {
+            "not confirmed dead; the next attempt waits until the lease ends"
+        }
         Termination::NotNeeded => "none were started",
     }
 }
@@ -375,7 +392,7 @@ fn output_text(output: &OutputView) -> String {
         cut => format!(", of which {cut} were cut"),
     };
     let open = if output.ends_open {
-        "; more may have been written, nobody knows how much"
+        "; more may have been written, length unknown"
     } else {
         ""
     };
@@ -385,10 +402,10 @@ fn output_text(output: &OutputView) -> String {
 fn timer_text(timer: &ArmedTimer) -> String {
     let name = short_name_of::<TimerKind>(timer.kind);
     let left = duration::format_short(timer.remaining_ms);
-    // The relay tells what is left of every timer, and the limit only where it knows it.
+    // Every timer has its remaining time; the limit is zero if the relay does not know it.
     let limit = match timer.limit_ms {
         0 => String::new(),
-        // A lease that is held for a restart has more left than it ever had.
+        // A lease that was extended for a planned restart has more time left than its limit.
         limit if limit < timer.remaining_ms => String::new(),
         limit => format!(" of {}", duration::format_short(limit)),
     };
@@ -420,14 +437,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_knows_is_neither_a_number_nor_an_empty_word() {
+    fn unknown_values_are_named_or_left_out() {
         let open = OutputView {
             bytes: 6,
             ends_open: true,
             ..OutputView::default()
         };
-        let words = "6 bytes; more may have been written, nobody knows how much";
-        assert_eq!(output_text(&open), words);
+        let expected = "6 bytes; more may have been written, length unknown";
+        assert_eq!(output_text(&open), expected);
         let cut = OutputView {
             bytes: 9,
             cut_bytes: 2,
@@ -446,13 +463,13 @@ mod tests {
             }),
             ..Attempt::default()
         };
-        let held = ArmedTimer {
+        let extended = ArmedTimer {
             kind: TimerKind::Lease.into(),
             limit_ms: 30_000,
             remaining_ms: 60_000,
             ..ArmedTimer::default()
         };
-        assert_eq!(timer_text(&held), "lease has 1m 00s left");
+        assert_eq!(timer_text(&extended), "lease has 1m 00s left");
         let mut page = FieldLines::default();
         push_attempt_lines(&mut page, &attempt, 0);
         assert!(

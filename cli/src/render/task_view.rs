@@ -1,4 +1,4 @@
-//! Tasks, attempts and events in a line for people. Everything that came over the wire is cleaned on the way.
+//! Tasks, attempts and events as single lines for people. Text from the relay is sanitized.
 
 use baton_proto::v1::{
     Attempt, AttemptState, LifecyclePhase, Task, TaskEvent, TaskEventKind, TaskState, WaitsFor,
@@ -21,7 +21,7 @@ pub(crate) fn state_tone(state: TaskState) -> TextTone {
     }
 }
 
-/// `3m 05s`, or nothing for a time that never came.
+/// `3m 05s`; empty without a timestamp.
 pub(crate) fn age(at: Option<&Timestamp>, now_ms: u64) -> String {
     at.map(|at| duration::format_short(now_ms.saturating_sub(unix_ms(at))))
         .unwrap_or_default()
@@ -32,7 +32,7 @@ pub(crate) fn unix_ms(at: &Timestamp) -> u64 {
     u64::try_from(ms).unwrap_or(0)
 }
 
-/// `16:04:05.250`, UTC.
+/// `16:04:05.250` in UTC.
 pub(crate) fn time_of_day(at: Option<&Timestamp>) -> String {
     let Some(at) = at else {
         return String::new();
@@ -47,7 +47,7 @@ pub(crate) fn time_of_day(at: Option<&Timestamp>) -> String {
     )
 }
 
-/// What a task is for: its goal, else what was submitted.
+/// The goal of a task, else the beginning of its prompt or command.
 pub(crate) fn task_description(task: &Task) -> String {
     match task.goal.as_str() {
         "" => one_line(&task.about),
@@ -55,7 +55,7 @@ pub(crate) fn task_description(task: &Task) -> String {
     }
 }
 
-/// One event in one line, as `watch` shows it.
+/// One event as a line of `watch`.
 pub(crate) fn event_line(event: &TaskEvent, style: TextStyle) -> String {
     let time = style.paint(TextTone::Quiet, &time_of_day(event.recorded_at.as_ref()));
     let mut words = vec![time, short_name_of::<TaskEventKind>(event.kind)];
@@ -100,7 +100,7 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
     details
 }
 
-/// What `--wait` tells about events: one line for each change, and nothing twice.
+/// The lines of `--wait`: one for each change, without repetitions.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeLines {
     last_line: String,
@@ -145,7 +145,7 @@ fn change_line(event: &TaskEvent, style: TextStyle) -> String {
     line
 }
 
-/// How a task ended, in one line.
+/// The state of a task with its duration and reason, in one line.
 pub(crate) fn ending_line(task: &Task, style: TextStyle) -> String {
     let state = style.paint(state_tone(task.state()), task.state().short_name());
     let took = match (&task.created_at, &task.ended_at) {
@@ -163,7 +163,7 @@ pub(crate) fn ending_line(task: &Task, style: TextStyle) -> String {
     format!("{state}{took}{why}")
 }
 
-/// What an open task waits for, and how long at most: `inheritance, 23h 59m at most`.
+/// What an open task waits for, and for how long: `inheritance, at most 23h 59m`.
 pub(crate) fn wait_text(task: &Task, now_ms: u64) -> Option<String> {
     let waits = task.waits_for();
     if waits == WaitsFor::Unspecified {
@@ -171,7 +171,7 @@ pub(crate) fn wait_text(task: &Task, now_ms: u64) -> Option<String> {
     }
     let left = task.waits_until.as_ref().map(|at| {
         let left = unix_ms(at).saturating_sub(now_ms);
-        format!(", {} at most", duration::format_short(left))
+        format!(", at most {}", duration::format_short(left))
     });
     Some(format!(
         "{}{}",
@@ -180,9 +180,9 @@ pub(crate) fn wait_text(task: &Task, now_ms: u64) -> Option<String> {
     ))
 }
 
-/// What keeps a task that is not over from going on, where a person can end that: a pause, or a question.
+/// What a person can do to let an open task continue: unpause it, or answer an input.
 pub(crate) fn pending_action_text(task: &Task) -> Option<String> {
-    let asks = match task.state() {
+    let waits_for_answer = match task.state() {
         TaskState::Pending | TaskState::Queued => false,
         TaskState::Running => task.waits_for() == WaitsFor::Person,
         TaskState::Unspecified
@@ -193,17 +193,17 @@ pub(crate) fn pending_action_text(task: &Task) -> Option<String> {
         | TaskState::TimedOut
         | TaskState::Lost => return None,
     };
-    let mut words = Vec::new();
-    if asks {
-        words.push("waits for an answer: baton inbox".to_owned());
+    let mut parts = Vec::new();
+    if waits_for_answer {
+        parts.push("waiting for an answer: baton inbox".to_owned());
     }
     if task.paused {
-        words.push(format!("paused: {}", one_line(&task.pause_reason)));
+        parts.push(format!("paused: {}", one_line(&task.pause_reason)));
     }
-    (!words.is_empty()).then(|| words.join("; "))
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The reason that a person needs: why it is parked, or how the last attempt failed.
+/// Why a task is parked, or how its last attempt failed.
 pub(crate) fn reason_text(task: &Task) -> Option<String> {
     if let Some(attention) = &task.attention {
         let cause = attention.cause().short_name();
@@ -234,12 +234,12 @@ mod tests {
     use super::*;
 
     fn style() -> TextStyle {
-        // A test's stderr may be a terminal; a file never is.
-        TextStyle::for_stream(&std::fs::File::open("/dev/null").expect("there is always /dev/null"))
+        // The stderr of a test may be a terminal; /dev/null is not one.
+        TextStyle::for_stream(&std::fs::File::open("/dev/null").expect("/dev/null exists"))
     }
 
     #[test]
-    fn progress_speaks_only_when_something_changed() {
+    fn a_progress_line_is_not_repeated() {
         let event = |state: AttemptState| TaskEvent {
             attempt_number: 1,
             state: state.into(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_is_paused_or_asks_says_so_until_it_is_over() {
+    fn an_open_task_shows_its_pause_and_its_open_input() {
         let task = |state: TaskState, waits: WaitsFor, paused: bool| Task {
             state: state.into(),
             waits_for: waits.into(),
@@ -275,7 +275,7 @@ mod tests {
             shown(task(TaskState::Queued, waits, true)),
             "paused: upgrade"
         );
-        let both = "waits for an answer: baton inbox; paused: upgrade";
+        let both = "waiting for an answer: baton inbox; paused: upgrade";
         assert_eq!(shown(task(TaskState::Running, asks, true)), both);
         assert_eq!(
             shown(task(TaskState::Running, WaitsFor::Unspecified, false)),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_names_the_cause_without_escapes() {
+    fn an_ending_line_has_the_sanitized_cause() {
         let attempt = Attempt {
             failure_code: "agent_exit".to_owned(),
             message: "exit \u{1b}]0;x\u{7}code 3".to_owned(),

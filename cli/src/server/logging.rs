@@ -1,5 +1,5 @@
-//! What the servers write about themselves: one line per event on stderr, as text or as JSON. Set up once, by the
-//! commands that run a server; client commands write no log.
+//! The log of the servers: one line per event on stderr, as text or JSON. Commands that run a server set it
+//! up once; client commands write no log.
 
 use std::io::IsTerminal;
 
@@ -12,19 +12,22 @@ const DEFAULT_FILTER: &str = "info";
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LogArgs {
-    /// Write the log as JSON, one object per line. RUST_LOG chooses what is logged, for example `debug` or
+    /// Write the log as JSON, one object per line. RUST_LOG sets the log level, for example `debug` or
     /// `baton_relay=trace`.
     #[arg(long, env = "BATON_LOG_JSON", help_heading = "Logging")]
     pub log_json: bool,
 }
 
 impl LogArgs {
-    /// `quiet` is the filter used when RUST_LOG says nothing.
+    /// `quiet` is the filter if RUST_LOG is not set.
     pub(crate) fn init(&self, quiet: Option<&str>) -> Result<(), CliError> {
         let filter = EnvFilter::try_from_default_env()
             .or_else(|_| EnvFilter::try_new(quiet.unwrap_or(DEFAULT_FILTER)))
             .map_err(|error| {
-                CliError::usage(format!("RUST_LOG: {error}"), "write it like `info`")
+                CliError::usage(
+                    format!("RUST_LOG is not valid: {error}"),
+                    "set it to a level like `info`",
+                )
             })?;
         let builder = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -35,6 +38,6 @@ impl LogArgs {
         } else {
             builder.try_init()
         };
-        result.map_err(|error| CliError::local("set up the log", error))
+        result.map_err(|error| CliError::local("cannot set up the log", error))
     }
 }

@@ -1,6 +1,6 @@
-//! What starts and stops a relay and a daemon inside this process: configuration, logging, signals, re-exec after a full disk, open-file limit.
-//! The only folder that touches the libraries baton_relay and baton_daemon for running servers or for reading a relay's data directory.
-//! Must not parse flags other than those of logging.
+//! Starts and stops a relay and a daemon inside this process: configuration, logging, signals, re-exec after a
+//! full disk, open-file limit. The only folder that uses the libraries baton_relay and baton_daemon to run servers
+//! or to read a relay's data directory. Must not parse flags other than those of logging.
 
 pub(crate) mod logging;
 pub(crate) mod open_files;

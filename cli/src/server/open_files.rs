@@ -1,21 +1,21 @@
-//! The limit on open files: each connection is one.
+//! The limit on open files, which also limits the number of connections.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What a process needs besides its connections: the store, output segments, sockets of its own.
+/// Files that a process needs besides its connections: the store, output segments, listening sockets.
 const RESERVED_FILES: u64 = 512;
 
-/// The system does not let this process have that many.
+/// The system's limit is too low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{connections} connections need {wanted} open files, and the system allows {allowed}")]
+#[error("{connections} connections need {wanted} open files, but the system allows only {allowed}")]
 pub(crate) struct OpenFileLimitError {
     connections: u64,
     wanted: u64,
     allowed: u64,
 }
 
-/// Raises the limit of this process, and of what it starts, so that it can have that many connections. The hard limit too,
-/// where we may; where not, the soft one goes as far as it can.
+/// Raises the limit of this process and its children for that many connections: the hard limit too if
+/// permitted, else the soft limit as far as possible.
 pub(crate) fn raise_limit_for(connections: u64) -> Result<(), OpenFileLimitError> {
     let wanted = connections.saturating_add(RESERVED_FILES);
     let now = getrlimit(Resource::Nofile);
@@ -31,7 +31,7 @@ pub(crate) fn raise_limit_for(connections: u64) -> Result<(), OpenFileLimitError
         return Ok(());
     }
     let allowed = now.maximum.unwrap_or(wanted);
-    // It is no worse off if even that is refused.
+    // If this fails too, the limit stays as it was.
     let _ = setrlimit(Resource::Nofile, limits(allowed, now.maximum));
     Err(OpenFileLimitError {
         connections,

@@ -1,5 +1,6 @@
-//! A relay that starts again: the process becomes itself anew. Its store cannot go on after a full disk, and nobody may be there to
-//! start it. Everything that must not be asked again goes along in one variable of the environment.
+//! Restart of a relay by exec of the same executable. The store cannot continue after a full disk, and there
+//! may be no supervisor that restarts the process. State that must survive the restart is passed in one environment
+//! variable.
 
 use std::env;
 use std::io;
@@ -9,26 +10,28 @@ use std::process::Command;
 
 const RESTART_VARIABLE: &str = "BATON_STARTED_AGAIN";
 
-/// What the start before left behind.
+/// State from the previous start of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RestartState {
-    /// Where it listened; daemons and clients know that address, also where the port was chosen by chance.
+    /// The previous address. Daemons and clients use it, also if the port was chosen by the system.
     pub(crate) listen: Option<SocketAddr>,
-    /// How often it has started again by itself.
+    /// Number of restarts so far.
     pub(crate) restart_count: u64,
 }
 
 impl RestartState {
     pub(crate) fn from_environment() -> Self {
-        let left = env::var(RESTART_VARIABLE).ok();
-        left.and_then(|left| Self::parse(&left)).unwrap_or_default()
+        let value = env::var(RESTART_VARIABLE).ok();
+        value
+            .and_then(|value| Self::parse(&value))
+            .unwrap_or_default()
     }
 
-    fn parse(left: &str) -> Option<Self> {
-        let (listen, times) = left.split_once(' ')?;
+    fn parse(value: &str) -> Option<Self> {
+        let (listen, count) = value.split_once(' ')?;
         Some(Self {
             listen: Some(listen.parse().ok()?),
-            restart_count: times.parse().ok()?,
+            restart_count: count.parse().ok()?,
         })
     }
 
@@ -36,23 +39,24 @@ impl RestartState {
         self.restart_count == 0
     }
 
-    /// Returns only if it cannot be done.
+    /// Returns only if the restart failed.
     pub(crate) fn restart(self, listen: SocketAddr) -> io::Error {
         exec_self(listen, self.restart_count + 1)
     }
 }
 
-/// The same executable, even if its file was replaced meanwhile: an upgrade is the operator's to begin. Locks, sockets and threads
-/// go with the old one; the process id, its children and its standard streams stay.
-fn exec_self(listen: SocketAddr, times: u64) -> io::Error {
-    let mut words = env::args_os();
-    let mut anew = Command::new("/proc/self/exe");
-    if let Some(name) = words.next() {
-        anew.arg0(name);
+/// Executes the same executable even if its file was replaced meanwhile: only the operator starts an upgrade. Locks,
+/// sockets and threads of the old program end; the process id, its children and its standard streams stay.
+fn exec_self(listen: SocketAddr, restart_count: u64) -> io::Error {
+    let mut arguments = env::args_os();
+    let mut command = Command::new("/proc/self/exe");
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
     }
-    anew.args(words)
-        .env(RESTART_VARIABLE, format!("{listen} {times}"));
-    anew.exec()
+    command
+        .args(arguments)
+        .env(RESTART_VARIABLE, format!("{listen} {restart_count}"));
+    command.exec()
 }
 
 #[cfg(test)]
@@ -60,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_for_the_next_start_is_read_by_it() {
+    fn the_restart_state_is_parsed_from_its_text() {
         let listen: SocketAddr = "127.0.0.1:7070".parse().unwrap();
         let again = RestartState::parse(&format!("{listen} 3"));
         assert_eq!(

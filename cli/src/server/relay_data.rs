@@ -1,5 +1,5 @@
-//! A relay's data where no relay is asked: whether one runs on it, and the library's exports, imports and verifies.
-//! The only file besides `servers.rs` that touches the relay's library.
+//! Direct access to a relay's data directory: whether a relay runs on it, and export, import and verification by
+//! the relay's library. Only this file and `start.rs` use that library.
 
 use std::fs;
 use std::io::{self, Write};
@@ -21,17 +21,17 @@ use crate::error::cli_error::{CliError, ErrorText};
 use crate::render::console::CliConsole;
 use crate::render::progress_line::ProgressLine;
 
-/// Who can be asked about the data that a command line means.
+/// Where a command reads the data from.
 #[derive(Debug)]
 pub(crate) enum DataSource {
-    /// A relay that runs.
+    /// A running relay.
     Relay(RelayClient),
-    /// Nobody: the directory is read as it lies.
+    /// The directory, because no relay runs on it.
     Directory(PathBuf),
 }
 
 impl DataSource {
-    /// A named relay; else the relay that runs on the data directory; else the directory itself, if there is one.
+    /// The configured relay; else the relay that runs on the data directory; else the directory itself, if it exists.
     pub(crate) async fn find(
         args: &ConnectionArgs,
         console: &CliConsole,
@@ -41,7 +41,7 @@ impl DataSource {
             return RelayClient::discover(args).await.map(Self::Relay);
         }
         console.note(&format!(
-            "no relay runs on {}; reading it as it lies",
+            "no relay runs on {}; reading the directory directly",
             data.display()
         ));
         Ok(Self::Directory(data))
@@ -51,10 +51,10 @@ impl DataSource {
 /// Whether a relay runs on the directory.
 pub(crate) fn is_in_use(data: &Path) -> Result<bool, CliError> {
     store::is_in_use(&data.join("store"))
-        .map_err(|error| CliError::local("look at the data directory", error))
+        .map_err(|error| CliError::local("cannot check the data directory", error))
 }
 
-/// Whether an import may make its data here.
+/// Whether an import may write to this directory: it is empty, or an import was interrupted there.
 pub(crate) fn can_import_into(data: &Path) -> bool {
     let empty = fs::read_dir(data).map_or_else(
         |error| error.kind() == io::ErrorKind::NotFound,
@@ -79,12 +79,12 @@ pub(crate) fn export(
     exported
         .map(|(exported, _)| exported)
         .map_err(|error| match error {
-            ExportError::Write(error) => CliError::local("write the export", error),
-            other => local_error("export the data", &other),
+            ExportError::Write(error) => CliError::local("cannot write the export", error),
+            other => local_error("cannot export the data", &other),
         })
 }
 
-/// Runs beside the runtime, because the library has one of its own for a while.
+/// Runs on its own thread, because the library starts a runtime of its own.
 pub(crate) fn import(
     file: &Path,
     data: &Path,
@@ -110,25 +110,24 @@ pub(crate) fn import(
             ImportError::Check(VerifyError::File { path, source }) => {
                 missing_file_error(&path, &source)
             }
-            ImportError::Check(error) => local_error("check the export", &error),
+            ImportError::Check(error) => local_error("the export is not valid", &error),
             ImportError::NotWhole { missing } => incomplete_export_error(missing),
-            other => local_error("import the data", &other),
+            other => local_error("cannot import the data", &other),
         }),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-/// Why an export is not taken that its maker knew to lack something.
+/// The error for an export that was already incomplete when it was made.
 pub(crate) fn incomplete_export_error(missing: String) -> CliError {
     CliError::Local(ErrorText {
-        what: "the export is not whole, and nothing of it was taken".to_owned(),
+        what: "the export is incomplete, and nothing was imported".to_owned(),
         why: missing,
-        hint: "use an older export that is whole, or take what is in this one with --accept-loss"
-            .to_owned(),
+        hint: "use an older, complete export, or import this one with --accept-loss".to_owned(),
     })
 }
 
-/// What a verify tells, wherever it runs.
+/// Receives the findings of a verification, by a relay or in a directory.
 pub(crate) type FindingCallback<'a> = &'a mut dyn FnMut(VerifyFinding) -> Result<(), CliError>;
 
 pub(crate) fn verify(
@@ -141,7 +140,7 @@ pub(crate) fn verify(
     let mut watch = |seen| handle_verify_event(seen, meter, on_finding, &mut failed);
     let summary = archive::verify_directory(data, with_output, &mut watch);
     failed.map_or(Ok(()), Err)?;
-    let summary = summary.map_err(|error| local_error("verify the data", &error))?;
+    let summary = summary.map_err(|error| local_error("cannot verify the data", &error))?;
     Ok(to_wire_summary(&summary))
 }
 
@@ -159,25 +158,25 @@ pub(crate) fn verify_file(
     Ok((verified, summary))
 }
 
-/// Scripts tell by the exit code whether there is no such file, it is not whole, or something is wrong with what it holds.
+/// Scripts use the exit code to distinguish a missing file, a damaged file, and damaged data in it.
 fn verify_file_error(error: VerifyError) -> CliError {
     match error {
         VerifyError::File { path, source } => missing_file_error(&path, &source),
         VerifyError::Archive(fault) => {
-            CliError::Damaged(split_error_text("check the export", &fault))
+            CliError::Damaged(split_error_text("the export is damaged", &fault))
         }
-        other => local_error("check the export", &other),
+        other => local_error("cannot check the export", &other),
     }
 }
 
 fn missing_file_error(path: &str, error: &io::Error) -> CliError {
     CliError::usage(
-        format!("check the export: cannot open {path}: {error}"),
-        "name a file that `baton export --out FILE` wrote",
+        format!("cannot open the export {path}: {error}"),
+        "pass a file that `baton export --out FILE` wrote",
     )
 }
 
-/// False ends the verify: our own stdout is gone.
+/// Returns false if stdout was closed, which ends the verification.
 fn handle_verify_event(
     seen: VerifyEvent,
     meter: &mut ProgressLine<'_>,
@@ -218,7 +217,7 @@ fn to_wire_progress(progress: &ArchiveProgress) -> TransferProgress {
     }
 }
 
-/// The library's errors say what happened, and after a semicolon what to try.
+/// The library's errors contain what happened and, after a semicolon, what to try.
 fn local_error(what: &str, error: &dyn std::fmt::Display) -> CliError {
     CliError::Local(split_error_text(what, error))
 }
@@ -235,6 +234,6 @@ fn split_error_text(what: &str, error: &dyn std::fmt::Display) -> ErrorText {
 
 impl From<VerifyError> for CliError {
     fn from(error: VerifyError) -> Self {
-        local_error("check the export", &error)
+        local_error("cannot check the export", &error)
     }
 }

@@ -1,4 +1,5 @@
-//! The only file that touches the two servers' libraries: from what the command line says to what they are started with.
+//! Starts relay and daemon from the options of the command line: builds their configuration, opens them and
+//! translates their errors.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,19 +30,19 @@ use crate::error::cli_error::{CliError, ErrorText};
 use crate::server::open_files;
 use crate::server::reexec::RestartState;
 
-/// What the two servers read time from, and which boot of the machine this is.
+/// The clocks of both servers, and where the machine's boot id is.
 #[derive(Clone, Debug)]
 pub struct ServerClocks {
     pub relay: baton_relay::clock::RelayClock,
-    /// The shims of its attempts read the same.
+    /// The shims of its attempts use the same clock.
     pub daemon: baton_daemon::Clock,
-    /// Holds the boot id that the daemon tells.
+    /// File with the boot id that the daemon reports.
     pub boot_id_file: PathBuf,
-    /// What shims need in their environment to read the same.
+    /// Environment variables that shims need to use the same clock.
     pub shim_environment: Vec<(OsString, OsString)>,
 }
 
-/// The system's.
+/// The clocks of the system.
 impl Default for ServerClocks {
     fn default() -> Self {
         Self {
@@ -53,7 +54,7 @@ impl Default for ServerClocks {
     }
 }
 
-/// What a relay is started with.
+/// The options of a relay.
 #[derive(Clone, Debug)]
 pub(crate) struct RelayStartOptions {
     pub data: PathBuf,
@@ -62,22 +63,22 @@ pub(crate) struct RelayStartOptions {
     pub insecure: bool,
     pub otlp: Option<String>,
     pub drain: Duration,
-    /// Go on without changes that were acknowledged and are gone.
+    /// Continue without acknowledged changes that are missing from the data.
     pub accept_loss: bool,
     pub retention: Retention,
-    /// What an earlier start of this process left; none where it must not start again by itself.
+    /// State from an earlier start of this process; `None` if it must not restart itself.
     pub restart: Option<RestartState>,
-    /// Bounds on open tasks; the relay's own where absent.
+    /// Limits on open tasks; the relay's defaults if absent.
     pub max_open: Option<usize>,
     pub max_open_per_tenant: Option<usize>,
-    /// Bounds on connections; the relay's own where absent.
+    /// Limits on connections; the relay's defaults if absent.
     pub max_connections: Option<usize>,
     pub max_connections_per_address: Option<usize>,
-    /// Also make a local daemon's token, for a daemon in the same process.
+    /// Also create a token for a daemon in the same process.
     pub with_daemon: bool,
 }
 
-/// What a daemon is started with.
+/// The options of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct DaemonStartOptions {
     pub relay: String,
@@ -88,20 +89,20 @@ pub(crate) struct DaemonStartOptions {
     pub labels: Vec<(String, String)>,
     pub capabilities: Vec<String>,
     pub allow_command: bool,
-    /// The agent of the demo is there, too.
+    /// Also configure the agent of the demo.
     pub demo: bool,
     pub ca: Option<PathBuf>,
     pub drain: Duration,
     pub config: Option<PathBuf>,
-    /// Where a child runs when its task names no directory; `work` in the data directory if absent.
+    /// Working directory for tasks without a workspace; `work` in the data directory if absent.
     pub work_dir: Option<PathBuf>,
-    /// How long what outlasts the drain may go on without the daemon; zero kills it.
+    /// How long attempts that did not finish during the drain may continue without the daemon; zero ends them.
     pub lease_extension: Duration,
-    /// Answers health checks here too.
+    /// Address for health checks over HTTP.
     pub health: Option<SocketAddr>,
 }
 
-/// A relay that listens.
+/// A listening relay.
 #[derive(Debug)]
 pub(crate) struct RunningRelay {
     pub url: String,
@@ -115,9 +116,9 @@ impl RunningRelay {
         clocks: &ServerClocks,
     ) -> Result<Self, CliError> {
         let config = relay_config(plan, clocks);
-        if let Err(short) = open_files::raise_limit_for(config.network.connections as u64) {
+        if let Err(error) = open_files::raise_limit_for(config.network.connections as u64) {
             tracing::warn!(
-                "{short}; raise the limit (LimitNOFILE=, ulimit -n) or lower --max-connections"
+                "{error}; raise the limit (LimitNOFILE=, ulimit -n) or lower --max-connections"
             );
         }
         let relay = server::start(config)
@@ -126,15 +127,15 @@ impl RunningRelay {
         let address = relay.address();
         let scheme = if plan.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{address}");
-        let announced = write_relay_url(&plan.data, &local_url(scheme, address))?;
+        let url_file = write_relay_url(&plan.data, &local_url(scheme, address))?;
         Ok(Self {
             url,
             relay,
-            url_file: announced,
+            url_file,
         })
     }
 
-    /// Returns only if the relay ends by itself, which it does when its store fails.
+    /// Returns only if the relay ends by itself, for example when its store fails.
     pub(crate) async fn wait_for_end(&mut self) -> Result<(), CliError> {
         self.relay
             .ended()
@@ -145,7 +146,7 @@ impl RunningRelay {
     pub(crate) async fn stop(self) -> Result<(), CliError> {
         let stopped = self.relay.stop().await;
         drop(fs::remove_file(&self.url_file));
-        stopped.map_err(|error| CliError::local("stop the relay", error))
+        stopped.map_err(|error| CliError::local("the relay did not stop cleanly", error))
     }
 }
 
@@ -160,12 +161,12 @@ fn relay_config(plan: &RelayStartOptions, clocks: &ServerClocks) -> RelayConfig 
     config.otlp_endpoint.clone_from(&plan.otlp);
     config.accept_loss = plan.accept_loss;
     config.retention = plan.retention.clone();
-    if let Some(again) = plan.restart {
-        config.listen = again.listen.unwrap_or(plan.listen);
-        // What was accepted once is not accepted again unasked.
-        config.accept_loss = plan.accept_loss && again.is_first_start();
-        config.restart_count = again.restart_count;
-        config.restart_hook = Some(RestartHook::new(move |listen| again.restart(listen)));
+    if let Some(restart) = plan.restart {
+        config.listen = restart.listen.unwrap_or(plan.listen);
+        // --accept-loss was given for the first start only.
+        config.accept_loss = plan.accept_loss && restart.is_first_start();
+        config.restart_count = restart.restart_count;
+        config.restart_hook = Some(RestartHook::new(move |listen| restart.restart(listen)));
     }
     config.max_open_tasks = plan.max_open.unwrap_or(config.max_open_tasks);
     config.max_open_tasks_per_tenant = plan
@@ -182,11 +183,11 @@ fn relay_config(plan: &RelayStartOptions, clocks: &ServerClocks) -> RelayConfig 
     config
 }
 
-/// A wrong address, certificate or directory is the caller's to correct; the library's text says how.
+/// A wrong address, certificate or directory is a usage error; the library's text explains how to correct it.
 fn start_error(error: &RelayError) -> CliError {
     let text = error.to_string();
     let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
-    let mut story = ErrorText {
+    let mut message = ErrorText {
         what: with_error_code(error.code(), what),
         why: String::new(),
         hint: hint.to_owned(),
@@ -194,19 +195,20 @@ fn start_error(error: &RelayError) -> CliError {
     if let RelayError::Listen { source, .. } = error
         && source.kind() == io::ErrorKind::AddrInUse
     {
-        "another port with --listen 127.0.0.1:7071, or 127.0.0.1:0 for a free one"
-            .clone_into(&mut story.hint);
+        "choose another port with --listen 127.0.0.1:7071, or 127.0.0.1:0 for a free one"
+            .clone_into(&mut message.hint);
     }
-    CliError::Usage(story)
+    CliError::Usage(message)
 }
 
-/// What happened, behind the word that programs know it by.
+/// The message with the machine code in front.
 fn with_error_code(code: Option<&str>, what: &str) -> String {
     code.map_or_else(|| what.to_owned(), |code| format!("[{code}] {what}"))
 }
 
-/// Where this machine reaches it. A certificate that does not name this address needs another --relay, and the error says
-/// so; without a word commands would look for a relay without TLS, and show it their token.
+/// The relay's address for commands on this machine. It keeps the scheme: with http:// commands would connect
+/// without TLS and send their token in the clear. If the certificate does not contain this address, the error message
+/// asks for another --relay.
 fn local_url(scheme: &str, address: SocketAddr) -> String {
     let host = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -220,26 +222,25 @@ fn local_url(scheme: &str, address: SocketAddr) -> String {
 fn write_relay_url(data: &Path, url: &str) -> Result<PathBuf, CliError> {
     let path = data.join(RELAY_URL_FILE);
     fs::write(&path, format!("{url}\n"))
-        .map_err(|error| CliError::local(format!("write {}", path.display()), error))?;
+        .map_err(|error| CliError::local(format!("cannot write {}", path.display()), error))?;
     Ok(path)
 }
 
-/// A daemon whose configuration holds and whose directory is its own; it has not dialed yet.
+/// A daemon with a valid configuration and a locked data directory that has not connected yet.
 #[derive(Debug)]
 pub(crate) struct ReadyDaemon {
     daemon: Daemon,
-    /// Something can run here.
     pub has_agents: bool,
-    /// Where a child runs when its task names no directory.
+    /// Working directory for tasks without a workspace.
     pub work_dir: PathBuf,
 }
 
-/// How much a daemon has to do, also while it runs.
+/// The number of running attempts, also while the daemon runs.
 #[derive(Debug)]
 pub(crate) struct DaemonActivity(tokio::sync::watch::Receiver<DaemonStatus>);
 
 impl DaemonActivity {
-    /// Attempts that hold a slot.
+    /// Attempts that occupy a slot.
     pub(crate) fn running(&self) -> u32 {
         self.0.borrow().running
     }
@@ -249,18 +250,18 @@ impl ReadyDaemon {
     pub(crate) fn open(plan: DaemonStartOptions, clocks: &ServerClocks) -> Result<Self, CliError> {
         let config = daemon_config(plan, clocks)?;
         let work = &config.work_dir;
-        // It may be the first that is made of the data directory, which is nobody else's to read.
+        // This may create the data directory, which must be readable by its owner only.
         let mut private = fs::DirBuilder::new();
         let private = private.recursive(true).mode(0o700);
         private
             .create(work)
-            .map_err(|error| CliError::local(format!("make {}", work.display()), error))?;
+            .map_err(|error| CliError::local(format!("cannot create {}", work.display()), error))?;
         let has_agents = !config.agents.is_empty();
         let work_dir = config.work_dir.clone();
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
-                format!("start the daemon: {error}"),
-                "correct it and start again",
+                format!("cannot start the daemon: {error}"),
+                "correct this and start it again",
             )
         })?;
         Ok(Self {
@@ -274,40 +275,40 @@ impl ReadyDaemon {
         DaemonActivity(self.daemon.status())
     }
 
-    /// Resolves when the relay has welcomed it.
+    /// Resolves when the relay has sent Welcome.
     pub(crate) fn wait_until_connected(&self) -> impl Future<Output = ()> + use<> {
         let mut status = self.daemon.status();
         async move {
             if status.wait_for(|status| status.connected).await.is_err() {
-                // It ended before; whoever runs it says why.
+                // The daemon has ended; `run` returns the reason.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Where health checks are answered over TCP, if they are.
+    /// The address of health checks over HTTP, if any.
     pub(crate) fn health_address(&self) -> Option<SocketAddr> {
         self.daemon.health_address()
     }
 
     /// Runs until `stop`, then drains.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
-        let what = "the daemon had to stop";
+        let what = "the daemon stopped";
         self.daemon.run(stop).await.map_err(|error| match error {
             DaemonError::Link(error) => CliError::Unreachable(ErrorText {
                 what: what.to_owned(),
                 why: error.to_string(),
-                hint: "see whether its token is still valid: baton token list".to_owned(),
+                hint: "check that its token is still valid: baton token list".to_owned(),
             }),
             error => CliError::local(what, error),
         })
     }
 }
 
-/// This very program, in another role.
+/// The demo agent is this executable with another command.
 fn demo_agent_config() -> Result<AgentConfig, CliError> {
     let program = std::env::current_exe()
-        .map_err(|error| CliError::local("find the program that runs", error))?;
+        .map_err(|error| CliError::local("cannot find the path of this executable", error))?;
     Ok(AgentConfig::Coding {
         wire: AgentWire::Acp,
         program: program.into(),
@@ -333,7 +334,7 @@ fn daemon_config(
         agents.insert(demo::DEMO_AGENT.to_owned(), demo_agent_config()?);
     }
     let data = daemon_data_dir(&plan.data)?;
-    // A child is started in a directory of its own, where a relative path would mean another place.
+    // Children start in their own directory, so a relative path would point elsewhere.
     let work_dir = match &plan.work_dir {
         Some(work_dir) => absolute_path(work_dir)?,
         None => data.join("work"),
@@ -359,26 +360,27 @@ fn daemon_config(
             ..ShimProgram::own_executable()
         },
         tools_program: own_program()
-            .map_err(|error| CliError::local("find this executable", error))?,
+            .map_err(|error| CliError::local("cannot find the path of this executable", error))?,
         boot_id_file: clocks.boot_id_file.clone(),
         adopt_orphans: true,
         clock: clocks.daemon.clone(),
     })
 }
 
-/// What the file named with --config says; nothing without one.
+/// Reads the file of --config; an empty configuration without one.
 pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliError> {
     let read = path.map(read_config).transpose();
     let read = read.map_err(|error| {
         CliError::usage(
             error.to_string(),
-            "correct the file named with --config; docs/daemon.md says what it may hold",
+            "correct the file of --config; docs/daemon.md describes its format",
         )
     });
     read.map(Option::unwrap_or_default)
 }
 
-/// Whether a daemon would do well with this plan. What is wrong with its file is told beside all the rest.
+/// Checks whether a daemon would work with these options. Errors in its configuration file are reported together
+/// with all other findings.
 pub(crate) async fn check_daemon(
     mut plan: DaemonStartOptions,
     clocks: &ServerClocks,
@@ -394,19 +396,18 @@ pub(crate) async fn check_daemon(
         }
         findings.extend(faults.into_iter().map(fault));
     }
-    let lacks_its_file = findings.iter().any(CheckFinding::is_problem);
+    let has_bad_config = findings.iter().any(CheckFinding::is_problem);
     match daemon_config(plan, clocks) {
         Ok(config) => {
-            let found = run_daemon_checks(&config).await.into_iter();
-            // Which agents it would have is not known then.
-            findings.extend(found.filter(|found| !lacks_its_file || found.subject != "agents"));
+            let checks = run_daemon_checks(&config).await.into_iter();
+            // With a bad file the agents are unknown.
+            findings.extend(checks.filter(|check| !has_bad_config || check.subject != "agents"));
         }
         Err(error) => {
-            let words = error.to_string();
             findings.push(CheckFinding::new(
                 "configuration",
                 CheckVerdict::Problem,
-                words,
+                error.to_string(),
             ));
         }
     }
@@ -415,30 +416,30 @@ pub(crate) async fn check_daemon(
 
 fn absolute_path(path: &Path) -> Result<PathBuf, CliError> {
     std::path::absolute(path)
-        .map_err(|error| CliError::local(format!("find {}", path.display()), error))
+        .map_err(|error| CliError::local(format!("cannot find {}", path.display()), error))
 }
 
-/// The daemon's directory; a relay's would mix two sets of data.
+/// The daemon's directory. It must not be a relay's, or the data of both would be mixed.
 fn daemon_data_dir(data: &Path) -> Result<PathBuf, CliError> {
     if data.join("store").exists() {
         return Err(CliError::usage(
             format!("{} is a relay's data directory", data.display()),
-            "give the daemon a directory of its own with --data",
+            "choose another directory for the daemon with --data",
         ));
     }
     absolute_path(data)
 }
 
-/// Asks the daemon that runs on `data`. That nobody answers is an answer: no work reaches this machine.
+/// Asks the daemon on `data` for its health. Without a daemon no work can reach this machine, so that is an error.
 pub(crate) async fn daemon_health(data: PathBuf) -> Result<HealthCheckResult, CliError> {
-    let asked = data.clone();
-    let checkup = tokio::task::spawn_blocking(move || check_health(&asked)).await;
-    let checkup = checkup.map_err(|error| CliError::local("ask the daemon", error))?;
+    let daemon_data = data.clone();
+    let checkup = tokio::task::spawn_blocking(move || check_health(&daemon_data)).await;
+    let checkup = checkup.map_err(|error| CliError::local("cannot ask the daemon", error))?;
     checkup.map_err(|error| {
         CliError::Local(ErrorText {
-            what: format!("no daemon answers in {}", data.display()),
+            what: format!("no daemon answers on {}", data.display()),
             why: error.to_string(),
-            hint: "start one with `baton daemon --token-file FILE`, or name its data directory with --data"
+            hint: "start one with `baton daemon --token-file FILE`, or pass its data directory with --data"
                 .to_owned(),
         })
     })

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM. Servers: the first one stops gently, a second one stops at once. Commands that look at a
-//! task: Ctrl-C ends the looking.
+//! SIGINT and SIGTERM. In servers the first signal starts a clean stop, the second one ends the process. In
+//! commands that follow a task, Ctrl-C ends the command.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -10,11 +10,11 @@ use crate::render::console::CliConsole;
 
 /// A token that the first signal cancels.
 pub(crate) fn cancel_on_signals() -> Result<CancellationToken, CliError> {
-    let told = || CliConsole::default().note("stopping; a second Ctrl-C stops at once");
-    Ok(cancel_on(StopSignals::listen()?, told))
+    let note = || CliConsole::default().note("stopping; press Ctrl-C again to stop immediately");
+    Ok(cancel_on(StopSignals::listen()?, note))
 }
 
-/// The same for who is a program's child: it goes with its terminal too, and says nothing, because nobody may read that.
+/// Like [`cancel_on_signals`] for the child of another program: also stops on SIGHUP, and prints nothing.
 pub(crate) fn cancel_on_signals_and_hangup() -> Result<CancellationToken, CliError> {
     let hangup = Some(listen_for(SignalKind::hangup())?);
     let signals = StopSignals {
@@ -24,12 +24,15 @@ pub(crate) fn cancel_on_signals_and_hangup() -> Result<CancellationToken, CliErr
     Ok(cancel_on(signals, || {}))
 }
 
-fn cancel_on(mut signals: StopSignals, say: impl FnOnce() + Send + 'static) -> CancellationToken {
+fn cancel_on(
+    mut signals: StopSignals,
+    on_first: impl FnOnce() + Send + 'static,
+) -> CancellationToken {
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {
         signals.next().await;
-        say();
+        on_first();
         token.cancel();
         signals.next().await;
         std::process::exit(i32::from(CommandExit::Interrupted.code()));
@@ -68,10 +71,10 @@ impl StopSignals {
 }
 
 fn listen_for(kind: SignalKind) -> Result<Signal, CliError> {
-    signal(kind).map_err(|error| CliError::local("listen for signals", error))
+    signal(kind).map_err(|error| CliError::local("cannot listen for signals", error))
 }
 
-/// Ctrl-C for a command that only looks. Remembers one that came while nobody waited.
+/// Ctrl-C for a command that follows a task. A signal between two waits is not lost.
 #[derive(Debug)]
 pub(crate) struct InterruptSignal(Signal);
 

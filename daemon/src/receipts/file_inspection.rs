@@ -1,6 +1,7 @@
-//! One file beneath a root. The kernel resolves the path and refuses whatever leads out, so nothing can be swapped
-//! between the look and the use: what is judged is what was opened. Only a regular file is ever opened for reading;
-//! opening a pipe can wait for ever, and opening a device can do something.
+//! Inspects one file beneath a root. The kernel resolves the path and refuses one that leads
+//! outside, so no part can be replaced between the check and the use: the inspected file is the
+//! opened file. Only a regular file is opened for reading. Opening a pipe can block forever,
+//! and opening a device can have side effects.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,47 +17,47 @@ use sha2::{Digest, Sha256};
 
 use crate::workspace::{open_beneath, opened_path};
 
-/// A file is hashed if that is asked for, or if it is not larger than this.
+/// Larger files are hashed only when the contract requires a hash.
 const HASHED_SIZE_MAX: u64 = 64 << 20;
 const READ_CHUNK_BYTES: usize = 256 * 1024;
 
-/// Names a file without opening what it is.
+/// Refers to a file without opening its content.
 const PATH_ONLY_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 const READ_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
-/// Why a path has no receipt that could count.
+/// Why a path has no valid receipt.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileProblem {
-    #[error("no workspace directory is known, so nothing can be looked for")]
+    #[error("the workspace directory is unknown, so required files cannot be inspected")]
     NoRoot,
     #[error("the workspace directory {} cannot be opened: {source}", root.display())]
     BadRoot { root: PathBuf, source: io::Error },
     #[error("it leads out of the workspace")]
     Outside,
-    #[error("it goes through too many links, or through one of the kernel's own")]
+    #[error("it passes through too many symbolic links or through a magic link of the kernel")]
     TooManyLinks,
     #[error(
-        "it goes through a link, and this kernel cannot say whether that stays in the workspace"
+        "it passes through a symbolic link, and this kernel cannot check that the link stays in the workspace"
     )]
     UncheckedLink,
     #[error("it is {0}, not a regular file")]
     NotAFile(&'static str),
     #[error("it changed while it was read")]
     Changed,
-    #[error("there was no time to read it to its end")]
+    #[error("it could not be read completely in the time allowed")]
     NoTime,
     #[error("it cannot be read: {0}")]
     Unreadable(io::Error),
 }
 
-/// A root that is open: what is beneath it is found from here, whatever happens to its name.
+/// An opened root. Files beneath it are resolved from here, even if the root is renamed.
 #[derive(Debug)]
 pub(super) struct OpenedRoot {
     directory: OwnedFd,
-    /// Without links.
+    /// Canonical path, without symbolic links.
     path: Option<PathBuf>,
 }
 
@@ -73,7 +74,7 @@ pub(super) fn open_root(root: &Path) -> Result<OpenedRoot, FileProblem> {
     Ok(OpenedRoot { directory, path })
 }
 
-/// What is at a path that was checked. Stops reading when `stopped` says so.
+/// Inspects the file at a checked path. Stops reading once `stopped` is set.
 pub(super) fn inspect_file(
     root: &OpenedRoot,
     required: &RequiredArtifact,
@@ -95,42 +96,42 @@ fn fill_receipt(
     stopped: &AtomicBool,
     receipt: &mut ArtifactReceipt,
 ) -> Result<(), FileProblem> {
-    let Some(named) = open_path_beneath(&root.directory, Path::new(&required.path))? else {
+    let Some(file) = open_path_beneath(&root.directory, Path::new(&required.path))? else {
         return Ok(());
     };
     receipt.exists = true;
-    let stat = stat(&named)?;
+    let stat = stat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
         return Err(FileProblem::NotAFile(file_type_name(kind)));
     }
     receipt.is_file = true;
-    receipt.resolved_path = resolved_path(root, &named).unwrap_or_default();
+    receipt.resolved_path = resolved_path(root, &file).unwrap_or_default();
     record_stat(&stat, receipt);
-    let is_asked = !required.sha256.is_empty();
-    if !is_asked && receipt.size > HASHED_SIZE_MAX {
+    let hash_required = !required.sha256.is_empty();
+    if !hash_required && receipt.size > HASHED_SIZE_MAX {
         return Ok(());
     }
-    match reopen_for_reading(&named) {
-        Ok(file) => {
-            receipt.sha256 = hash(file, stopped, receipt)?;
+    match reopen_for_reading(&file) {
+        Ok(content) => {
+            receipt.sha256 = hash(content, stopped, receipt)?;
             Ok(())
         }
-        // Somebody else's file that is there all the same.
-        Err(_) if !is_asked => Ok(()),
+        // The file exists but this user may not read it. Its hash is not required.
+        Err(_) if !hash_required => Ok(()),
         Err(error) => Err(FileProblem::Unreadable(error)),
     }
 }
 
-/// The file's own name in the kernel; none where there is nothing.
+/// A path descriptor of the file; `None` when it does not exist.
 fn open_path_beneath(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, FileProblem> {
     let found = match open_beneath(root, path, PATH_ONLY_FLAGS) {
-        // A kernel or a sandbox without the call.
+        // The kernel or a sandbox does not support openat2.
         Err(Errno::NOSYS | Errno::PERM) => open_without_links(root, path)?,
         found => found,
     };
     match found {
-        Ok(named) => Ok(Some(named)),
+        Ok(file) => Ok(Some(file)),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(Errno::XDEV) => Err(FileProblem::Outside),
         Err(Errno::LOOP) => Err(FileProblem::TooManyLinks),
@@ -138,8 +139,8 @@ fn open_path_beneath(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, Fil
     }
 }
 
-/// Part by part and through no link at all: that stays beneath the root on every kernel. A checked path has neither `..`
-/// nor a root of its own.
+/// Opens component by component and follows no link, which stays beneath the root on every
+/// kernel. A checked path has no `..` and is not absolute.
 pub(super) fn open_without_links(
     root: &OwnedFd,
     path: &Path,
@@ -160,9 +161,9 @@ pub(super) fn open_without_links(
     Ok(Ok(at))
 }
 
-/// The very same file, for reading: no path is resolved again.
-fn reopen_for_reading(named: &OwnedFd) -> io::Result<File> {
-    let link = format!("/proc/self/fd/{}", named.as_raw_fd());
+/// Opens the same file for reading without resolving its path again.
+fn reopen_for_reading(file: &OwnedFd) -> io::Result<File> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(File::from(openat(CWD, link, READ_FLAGS, Mode::empty())?))
 }
 
@@ -178,7 +179,7 @@ fn record_stat(stat: &Stat, receipt: &mut ArtifactReceipt) {
     });
 }
 
-/// The hash of what was read in one go, if nothing changed meanwhile; otherwise it would be nobody's.
+/// Hashes the whole file. A file that changes meanwhile has no valid hash.
 fn hash(
     mut file: File,
     stopped: &AtomicBool,
@@ -211,7 +212,7 @@ fn hash(
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What every write to a file moves.
+/// Values that every write to a file changes.
 fn change_stamp(stat: &Stat) -> (i64, i64, i64, i64, i64) {
     let nanos = |nanos| i64::try_from(nanos).unwrap_or(0);
     (
@@ -223,9 +224,9 @@ fn change_stamp(stat: &Stat) -> (i64, i64, i64, i64, i64) {
     )
 }
 
-/// Where links inside the root have led, relative to it.
-fn resolved_path(root: &OpenedRoot, named: &OwnedFd) -> Option<String> {
-    let path = opened_path(named).ok()?;
+/// The path after links inside the root were followed, relative to the root.
+fn resolved_path(root: &OpenedRoot, file: &OwnedFd) -> Option<String> {
+    let path = opened_path(file).ok()?;
     let inner = path.strip_prefix(root.path.as_ref()?).ok()?;
     Some(inner.to_str()?.to_owned())
 }

@@ -1,6 +1,7 @@
-//! The files that a contract asks for, as they are on this machine. The daemon looks and the relay judges: a receipt says
-//! what was found at each path, beneath the attempt's workspace directory and nowhere else. Looking is off the loop and
-//! bounded in time, so that no file, however large or slow, keeps a heartbeat back.
+//! Receipts for the files that a completion contract requires. The daemon inspects the files
+//! beneath the attempt's workspace directory, and the relay judges the receipts. The inspection
+//! runs on a blocking thread and is limited in time, so that a large or slow file cannot delay
+//! a heartbeat.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use baton_proto::v1::{ArtifactReceipt, CompletionContract, MissingPolicy, RequiredArtifact};
 use baton_validation::{
     FileReceipt, InvalidPath, PATHS_MAX, RequiredFile, UnmetRequirement, check_path,
     unmet_requirements,
 };
-use baton_proto::v1::{ArtifactReceipt, CompletionContract, MissingPolicy, RequiredArtifact};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -20,32 +21,34 @@ mod file_inspection;
 #[cfg(test)]
 mod tests;
 
-/// For all files of a contract together.
+/// Time limit for all files of a contract together.
 pub const INSPECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Files that an attempt has to leave.
+/// Files that an attempt has to leave in its workspace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequiredFiles {
     root: PathBuf,
     contract: CompletionContract,
 }
 
-/// A contract that asks for what nobody may look at.
+/// Why the files of a contract cannot be inspected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequiredFilesError {
-    #[error("the contract names {0} files; at most {PATHS_MAX} are looked for")]
+    #[error("the contract requires {0} files, but at most {PATHS_MAX} are allowed")]
     TooMany(usize),
-    #[error("the contract's path {path:?} cannot be looked for: {fault}")]
+    #[error("the contract's path {path:?} is invalid: {fault}")]
     BadPath { path: String, fault: InvalidPath },
 }
 
 impl RequiredFiles {
-    /// None where nothing is asked for. Paths are checked here again: a relay may be older than its rules.
+    /// `None` when the contract requires no files. Paths are checked here again because an
+    /// older relay may not have checked them.
     pub fn new(
         root: &Path,
         contract: Option<&CompletionContract>,
     ) -> Result<Option<Self>, RequiredFilesError> {
-        let Some(contract) = contract.filter(|asked| !asked.required_artifacts.is_empty()) else {
+        let Some(contract) = contract.filter(|contract| !contract.required_artifacts.is_empty())
+        else {
             return Ok(None);
         };
         let count = contract.required_artifacts.len();
@@ -72,7 +75,7 @@ impl RequiredFiles {
         &self.contract
     }
 
-    /// Whether the attempt may go on and complete again when something is missing.
+    /// Whether the attempt may continue and complete again when a file is missing.
     pub fn allows_retry(&self) -> bool {
         match self.contract.missing_policy() {
             MissingPolicy::Unspecified | MissingPolicy::Reject => true,
@@ -80,69 +83,77 @@ impl RequiredFiles {
         }
     }
 
-    /// What is there now, one receipt per path. What could not be looked at in time says so in its receipt.
+    /// Inspects all files now and returns one receipt per path. A file that could not be
+    /// inspected in time has that as its problem.
     pub async fn inspect(&self, limit: Duration) -> Vec<ArtifactReceipt> {
-        // One place for each, so that whoever looks never waits.
-        let (found, mut receipts) = mpsc::channel(PATHS_MAX);
+        // Capacity for every receipt, so that the inspecting thread never blocks.
+        let (sender, mut receipts) = mpsc::channel(PATHS_MAX);
         let stop = StopOnDrop::default();
-        let (wanted, stopped) = (self.clone(), Arc::clone(&stop.0));
-        tokio::task::spawn_blocking(move || wanted.inspect_all(&found, &stopped));
-        let mut seen = Vec::new();
+        let (files, stopped) = (self.clone(), Arc::clone(&stop.0));
+        tokio::task::spawn_blocking(move || files.inspect_all(&sender, &stopped));
+        let mut inspected = Vec::new();
         let all = async {
             while let Some(receipt) = receipts.recv().await {
-                seen.push(receipt);
+                inspected.push(receipt);
             }
         };
         if tokio::time::timeout(limit, all).await.is_err() {
-            warn!(root = %self.root.display(), ?limit, "no time to look at all required files");
+            warn!(root = %self.root.display(), ?limit, "inspection of required files timed out");
         }
-        self.add_uninspected(&mut seen, limit);
-        seen
+        self.add_uninspected(&mut inspected, limit);
+        inspected
     }
 
-    /// The same, judged as the relay will: what a completion would be refused for now.
+    /// Inspects the files and applies the relay's rule: the reasons why a completion would be
+    /// refused now.
     pub async fn unmet_requirements(&self, limit: Duration) -> Vec<UnmetRequirement> {
         let receipts = self.inspect(limit).await;
         self.judge_receipts(&receipts)
     }
 
-    /// What of the contract these receipts leave open.
+    /// Requirements of the contract that these receipts do not meet.
     pub fn judge_receipts(&self, receipts: &[ArtifactReceipt]) -> Vec<UnmetRequirement> {
         let required = self.contract.required_artifacts.iter();
-        unmet_requirements(required.map(to_required), receipts.iter().map(to_found))
+        unmet_requirements(
+            required.map(to_required_file),
+            receipts.iter().map(to_file_receipt),
+        )
     }
 
-    /// On a thread where waiting harms nobody.
-    fn inspect_all(&self, found: &mpsc::Sender<ArtifactReceipt>, stopped: &AtomicBool) {
+    /// Runs on a blocking thread.
+    fn inspect_all(&self, receipts: &mpsc::Sender<ArtifactReceipt>, stopped: &AtomicBool) {
         let root = file_inspection::open_root(&self.root);
         for required in self.distinct_paths() {
             let receipt = match &root {
                 Ok(root) => file_inspection::inspect_file(root, required, stopped),
                 Err(problem) => problem_receipt(&required.path, problem.to_string()),
             };
-            if stopped.load(Ordering::Relaxed) || found.try_send(receipt).is_err() {
+            if stopped.load(Ordering::Relaxed) || receipts.try_send(receipt).is_err() {
                 return;
             }
         }
     }
 
     fn distinct_paths(&self) -> impl Iterator<Item = &RequiredArtifact> {
-        let mut known = BTreeSet::new();
+        let mut seen_paths = BTreeSet::new();
         let required = self.contract.required_artifacts.iter();
-        required.filter(move |required| known.insert(required.path.as_str()))
+        required.filter(move |required| seen_paths.insert(required.path.as_str()))
     }
 
-    fn add_uninspected(&self, seen: &mut Vec<ArtifactReceipt>, limit: Duration) {
-        let words = format!("it could not be looked at within {limit:?}");
+    fn add_uninspected(&self, inspected: &mut Vec<ArtifactReceipt>, limit: Duration) {
+        let problem = format!("it could not be inspected within {limit:?}");
         for required in self.distinct_paths() {
-            if seen.iter().all(|receipt| receipt.path != required.path) {
-                seen.push(problem_receipt(&required.path, words.clone()));
+            if inspected
+                .iter()
+                .all(|receipt| receipt.path != required.path)
+            {
+                inspected.push(problem_receipt(&required.path, problem.clone()));
             }
         }
     }
 }
 
-/// Whoever waited has gone: no file is read to its end for nobody.
+/// Stops the inspection when its caller is gone, so that no file is read for nothing.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -160,7 +171,7 @@ fn problem_receipt(path: &str, problem: String) -> ArtifactReceipt {
     }
 }
 
-fn to_required(required: &RequiredArtifact) -> RequiredFile<'_> {
+fn to_required_file(required: &RequiredArtifact) -> RequiredFile<'_> {
     RequiredFile {
         path: &required.path,
         min_size: required.min_size,
@@ -168,7 +179,7 @@ fn to_required(required: &RequiredArtifact) -> RequiredFile<'_> {
     }
 }
 
-fn to_found(receipt: &ArtifactReceipt) -> FileReceipt<'_> {
+fn to_file_receipt(receipt: &ArtifactReceipt) -> FileReceipt<'_> {
     FileReceipt {
         path: &receipt.path,
         exists: receipt.exists,
@@ -179,7 +190,7 @@ fn to_found(receipt: &ArtifactReceipt) -> FileReceipt<'_> {
     }
 }
 
-/// Proto3 has no absent text.
+/// In proto3 an absent text is empty.
 fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }

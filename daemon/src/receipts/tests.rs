@@ -1,4 +1,5 @@
-//! What is found, what is refused and why; and that nothing outside is ever read, whoever swaps what meanwhile.
+//! Inspected and refused files with their reasons, and that no file outside the root is read,
+//! even when paths are replaced during the inspection.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -56,7 +57,7 @@ async fn inspect_path(root: &Path, path: &str) -> ArtifactReceipt {
 }
 
 #[tokio::test]
-async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
+async fn a_receipt_has_size_hash_time_and_resolved_path() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("out", root.join("linked")).unwrap();
@@ -81,7 +82,7 @@ async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once() {
+async fn non_files_and_paths_outside_are_all_refused_with_their_reason() {
     let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     symlink(outside.join("secret"), root.join("absolute")).unwrap();
     symlink("../outside/secret", root.join("relative")).unwrap();
@@ -112,29 +113,33 @@ async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once
         ("device", "it leads out of the workspace"),
         (
             "round",
-            "it goes through too many links, or through one of the kernel's own",
+            "it passes through too many symbolic links or through a magic link of the kernel",
         ),
         ("magic/etc/passwd", "it leads out of the workspace"),
     ];
     let paths = table.map(|(path, _)| path);
-    let wanted = required_files(root, &paths);
-    let receipts = wanted.inspect(INSPECTION_TIMEOUT).await;
+    let files = required_files(root, &paths);
+    let receipts = files.inspect(INSPECTION_TIMEOUT).await;
     for ((path, problem), receipt) in table.iter().zip(&receipts) {
         assert_eq!((&*receipt.path, &*receipt.problem), (*path, *problem));
         assert!(!receipt.is_file && receipt.sha256.is_empty() && receipt.size == 0);
     }
-    let unmet = wanted.judge_receipts(&receipts);
-    assert_eq!(unmet.len(), table.len(), "every one is named");
+    let unmet = files.judge_receipts(&receipts);
+    assert_eq!(
+        unmet.len(),
+        table.len(),
+        "every unmet requirement is listed"
+    );
     assert_eq!(unmet[0].to_string(), "gone: missing");
 }
 
 #[tokio::test]
-async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
+async fn a_missing_root_is_reported_as_a_problem() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let nowhere = inspect_path(Path::new(""), "a").await;
     assert_eq!(
         nowhere.problem,
-        "no workspace directory is known, so nothing can be looked for"
+        "the workspace directory is unknown, so required files cannot be inspected"
     );
     let missing = inspect_path(&root.join("gone"), "a").await;
     assert!(missing.problem.contains("cannot be opened"), "{missing:?}");
@@ -144,13 +149,13 @@ async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
 }
 
 #[test]
-fn paths_are_checked_again_here() {
-    let asked = |paths: &[&str]| CompletionContract {
+fn the_daemon_checks_required_paths_again() {
+    let contract = |paths: &[&str]| CompletionContract {
         required_artifacts: paths.iter().map(|path| required(path)).collect(),
         ..CompletionContract::default()
     };
     for bad in ["", "/etc/passwd", "..", "a/../b", "C:x", "a\\b", "a\0b"] {
-        let refused = RequiredFiles::new(Path::new("/"), Some(&asked(&["good", bad])));
+        let refused = RequiredFiles::new(Path::new("/"), Some(&contract(&["good", bad])));
         assert!(
             matches!(refused, Err(RequiredFilesError::BadPath { .. })),
             "{bad:?}"
@@ -158,24 +163,24 @@ fn paths_are_checked_again_here() {
     }
     let many: Vec<String> = (0..65).map(|n| n.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    let refused = RequiredFiles::new(Path::new("/"), Some(&asked(&many)));
+    let refused = RequiredFiles::new(Path::new("/"), Some(&contract(&many)));
     assert_eq!(refused, Err(RequiredFilesError::TooMany(65)));
     assert_eq!(RequiredFiles::new(Path::new("/"), None), Ok(None));
     assert_eq!(
-        RequiredFiles::new(Path::new("/"), Some(&asked(&[]))),
+        RequiredFiles::new(Path::new("/"), Some(&contract(&[]))),
         Ok(None)
     );
 }
 
 #[tokio::test]
-async fn a_path_that_is_asked_for_twice_has_one_receipt() {
+async fn a_path_required_twice_has_one_receipt() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let twice = required_files(root, &["a", "a"]);
     assert_eq!(twice.inspect(INSPECTION_TIMEOUT).await.len(), 1);
     assert_eq!(twice.unmet_requirements(INSPECTION_TIMEOUT).await.len(), 2);
 }
 
-/// Without openat2 no link is followed at all; what needs none is found as always.
+/// Without openat2 no link is followed; paths without links work as usual.
 #[test]
 fn an_old_kernel_finds_files_and_follows_no_link() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
@@ -200,10 +205,10 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
     }
 }
 
-/// A link that another thread swaps between a file inside and one outside, as fast as it can: whatever is looked at, it
-/// is never the one outside.
+/// Another thread switches a link between a file inside and one outside as fast as it can. The
+/// file outside must never be read.
 #[tokio::test]
-async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
+async fn a_link_swapped_during_inspection_never_reveals_a_file_outside() {
     const ROUNDS: u64 = 3_000;
     let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
@@ -221,7 +226,8 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
                     let draft = root.join("draft");
                     fs::hard_link(root.join(which), &draft).unwrap();
                     fs::rename(&draft, root.join("swapped")).unwrap();
-                    // Two names of one link are renamed to each other without effect.
+                    // Renaming one name of a link onto another name of the same link has no
+                    // effect.
                     let _ = fs::remove_file(&draft);
                     swaps.fetch_add(1, Ordering::Relaxed);
                 }
@@ -231,10 +237,10 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     let opened = file_inspection::open_root(root).unwrap();
     let running = AtomicBool::new(false);
     let (mut inside, mut refused) = (0, 0);
-    let asked = required("swapped");
+    let swapped = required("swapped");
     let mut rounds = 0;
     while rounds < ROUNDS || inside == 0 || refused == 0 {
-        let receipt = file_inspection::inspect_file(&opened, &asked, &running);
+        let receipt = file_inspection::inspect_file(&opened, &swapped, &running);
         match (receipt.is_file, &*receipt.problem) {
             (true, "") => {
                 assert_eq!((receipt.size, &*receipt.sha256), (5, HELLO_SHA256));
@@ -252,17 +258,17 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     assert_eq!(inside + refused, rounds);
     assert!(
         swaps.load(Ordering::Relaxed) > 100,
-        "somebody swapped meanwhile"
+        "the link was switched during the inspection"
     );
 }
 
-/// A file that grows while it is read has no hash, and that is said.
+/// A file that grows while it is read has no hash, and the receipt reports that.
 #[test]
-fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
+fn a_file_that_changes_while_it_is_read_is_reported() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let path = root.join("log");
     fs::write(&path, vec![1; 8 << 20]).unwrap();
-    let (stop, writer) = (Arc::new(AtomicBool::new(false)), path);
+    let (stop, writer) = (Arc::new(AtomicBool::new(false)), path.clone());
     let growing = thread::spawn({
         let stop = Arc::clone(&stop);
         move || {
@@ -273,6 +279,10 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
             }
         }
     });
+    // The inspection must not finish before the other thread has begun to write.
+    while fs::metadata(&path).unwrap().len() == 8 << 20 {
+        thread::yield_now();
+    }
     let opened = file_inspection::open_root(root).unwrap();
     let receipt = file_inspection::inspect_file(&opened, &required("log"), &AtomicBool::new(false));
     stop.store(true, Ordering::Relaxed);
@@ -281,11 +291,11 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
     assert!(receipt.sha256.is_empty() && receipt.is_file);
 }
 
-/// Large files are hashed only if somebody asks, and then not for longer than there is time.
+/// A large file is hashed only when a hash is required, and only within the time limit.
 #[tokio::test]
-async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
+async fn a_large_file_is_hashed_only_on_request_and_within_the_time_limit() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
-    // Sparse: no disk is filled for it.
+    // A sparse file, which uses no disk space.
     let large = fs::File::create(root.join("large")).unwrap();
     large.set_len(1 << 40).unwrap();
     let receipt = inspect_path(root, "large").await;
@@ -298,7 +308,7 @@ async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
         }],
         ..CompletionContract::default()
     };
-    let asked = RequiredFiles::new(root, Some(&contract)).unwrap().unwrap();
-    let receipts = asked.inspect(Duration::from_millis(50)).await;
-    assert_eq!(receipts[0].problem, "it could not be looked at within 50ms");
+    let files = RequiredFiles::new(root, Some(&contract)).unwrap().unwrap();
+    let receipts = files.inspect(Duration::from_millis(50)).await;
+    assert_eq!(receipts[0].problem, "it could not be inspected within 50ms");
 }

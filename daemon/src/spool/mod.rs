@@ -1,9 +1,10 @@
-//! The transcript of an attempt: what its child wrote to both pipes, in the order in which it was read. The
-//! shim writes it and the daemon reads it at the same time; all that they need to tell each other is a position.
+//! The transcript of an attempt: what its child wrote to both pipes, in the order in which it
+//! was read. The shim writes it while the daemon reads it; the only state they share is a
+//! position.
 //!
-//! A position counts payload bytes of both pipes together. The files are segments of about 1 MiB, named by the
-//! position of their first byte; each is a run of checksummed records. Nothing is ever changed after it was
-//! written: what is no longer needed goes as whole segments.
+//! A position counts payload bytes of both pipes together. The files are segments of about 1
+//! MiB, named by the position of their first byte, each a sequence of records with checksums.
+//! Written data is never changed. Consumed data is removed in whole segments.
 
 mod reader;
 mod record_header;
@@ -30,19 +31,19 @@ pub enum ChildPipe {
     Stderr,
 }
 
-/// One read from one pipe, or the rest of one when the reader began in its middle.
+/// The bytes of one read from one pipe, or their rest when the reader started in the middle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpoolChunk {
     /// Position of its first byte.
     pub position: u64,
     pub kind: ChildPipe,
-    /// When it was read, for people.
+    /// When it was read, for display.
     pub wall_ms: u64,
     pub bytes: Bytes,
 }
 
 impl SpoolChunk {
-    /// Position behind its last byte.
+    /// Position after its last byte.
     pub fn end(&self) -> u64 {
         self.position + self.bytes.len() as u64
     }
@@ -53,7 +54,9 @@ impl SpoolChunk {
 pub enum SpoolError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("the transcript in {directory} no longer holds position {position}: it was consumed")]
+    #[error(
+        "the transcript in {directory} has no position {position} any more: it was already consumed"
+    )]
     Gone { directory: PathBuf, position: u64 },
     #[error("the transcript in {directory} is damaged at position {position}")]
     Damaged { directory: PathBuf, position: u64 },

@@ -1,4 +1,4 @@
-//! Reads a transcript from any position on, chunk by chunk, while it is being written.
+//! Reads a transcript in chunks from any position, also while it is being written.
 
 use std::fs::File;
 use std::io;
@@ -15,9 +15,10 @@ use crate::storage::atomic_file;
 /// How far to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadLimit {
-    /// The writer has said that it wrote this far. What cannot be read before it is damaged.
+    /// The writer reported that it wrote up to here. A record before this that cannot be read
+    /// is damaged.
     Position(u64),
-    /// The writer is dead and has said nothing: as far as records are whole.
+    /// The writer died without reporting its end: read as far as records are complete.
     LastWholeRecord,
 }
 
@@ -28,17 +29,18 @@ pub struct SpoolReader {
     open: Option<SpoolSegmentReader>,
 }
 
-/// The segment that holds the position.
+/// The segment that contains the position.
 #[derive(Debug)]
 struct SpoolSegmentReader {
     file: File,
-    /// Where the next record begins in the file, and the position of its first byte.
+    /// Offset of the next record in the file, and the position of its first byte.
     offset: u64,
     next_position: u64,
 }
 
 impl SpoolReader {
-    /// Starts at `position`, which may lie inside a chunk. Nothing is read yet: the transcript need not exist.
+    /// Starts at `position`, which may lie inside a chunk. Nothing is read yet, and the
+    /// transcript need not exist.
     pub fn open(directory: impl Into<PathBuf>, position: u64) -> Self {
         Self {
             directory: directory.into(),
@@ -52,7 +54,8 @@ impl SpoolReader {
         self.position
     }
 
-    /// The next chunk, or `None` when there is none before `upto`. After an error the same call may be made again.
+    /// The next chunk, or `None` when there is none before `upto`. The call may be repeated
+    /// after an error.
     pub fn next(&mut self, upto: ReadLimit) -> Result<Option<SpoolChunk>, SpoolError> {
         if matches!(upto, ReadLimit::Position(end) if end <= self.position) {
             return Ok(None);
@@ -67,12 +70,12 @@ impl SpoolReader {
             let read = open.read_record();
             match read.map_err(|source| unreadable(&self.directory, source))? {
                 Some((head, bytes)) => {
-                    let begun = open.skip_record(head);
+                    let start = open.skip_record(head);
                     if open.next_position > self.position {
-                        return Ok(Some(self.take_chunk(head, bytes, begun)));
+                        return Ok(Some(self.take_chunk(head, bytes, start)));
                     }
                 }
-                // Here ends a segment, or what is whole of it.
+                // The end of a segment, or of its complete records.
                 None => match self.open_next_segment()? {
                     Some(next) => self.open = Some(next),
                     None => return self.end_of_records(upto),
@@ -81,9 +84,9 @@ impl SpoolReader {
         }
     }
 
-    /// What of the record lies behind the position.
-    fn take_chunk(&mut self, head: RecordHeader, bytes: Bytes, begun: u64) -> SpoolChunk {
-        let skip = usize::try_from(self.position - begun).unwrap_or(0);
+    /// The part of the record after the current position.
+    fn take_chunk(&mut self, head: RecordHeader, bytes: Bytes, start: u64) -> SpoolChunk {
+        let skip = usize::try_from(self.position - start).unwrap_or(0);
         let chunk = SpoolChunk {
             position: self.position,
             kind: head.kind,
@@ -94,7 +97,8 @@ impl SpoolReader {
         chunk
     }
 
-    /// There is no whole record: the end for a dead writer, damage where a living one said that there is more.
+    /// No complete record follows. That is the end if the writer died, and damage if it
+    /// reported more data.
     fn end_of_records(&self, upto: ReadLimit) -> Result<Option<SpoolChunk>, SpoolError> {
         match upto {
             ReadLimit::LastWholeRecord => Ok(None),
@@ -109,15 +113,15 @@ impl SpoolReader {
         }
     }
 
-    /// Opens the segment that holds the position; `None` when there is none yet.
+    /// Opens the segment that contains the position; `None` when there is none yet.
     fn find_segment(&self) -> Result<Option<SpoolSegmentReader>, SpoolError> {
         let starts = match segment::list_segments(&self.directory) {
             Ok(starts) => starts,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(unreadable(&self.directory, source)),
         };
-        let holder = starts.iter().rev().find(|start| **start <= self.position);
-        match holder {
+        let containing = starts.iter().rev().find(|start| **start <= self.position);
+        match containing {
             Some(start) => self.open_segment(*start),
             None if starts.is_empty() => Ok(None),
             None => Err(SpoolError::Gone {
@@ -130,13 +134,13 @@ impl SpoolReader {
     /// The segment that begins where this one ends, if there is one.
     fn open_next_segment(&self) -> Result<Option<SpoolSegmentReader>, SpoolError> {
         match &self.open {
-            // Without a single record it would be found to follow itself.
+            // A segment without a record ends where it begins and would follow itself.
             Some(open) if open.offset > MAGIC.len() as u64 => self.open_segment(open.next_position),
             Some(_) | None => Ok(None),
         }
     }
 
-    /// `None` when there is no such file, or one too young to have its first bytes.
+    /// `None` when there is no such file, or when its first bytes are not written yet.
     fn open_segment(&self, start: u64) -> Result<Option<SpoolSegmentReader>, SpoolError> {
         let path = segment::segment_path(&self.directory, start);
         let unreadable = |source| SpoolError::Unreadable {
@@ -164,7 +168,7 @@ impl SpoolReader {
 }
 
 impl SpoolSegmentReader {
-    /// The record at the offset, if there is a whole one.
+    /// The record at the offset, if it is complete.
     fn read_record(&self) -> io::Result<Option<(RecordHeader, Bytes)>> {
         let mut raw = [0; HEADER_SIZE];
         if !read_fully(&self.file, &mut raw, self.offset)? {
@@ -174,16 +178,16 @@ impl SpoolSegmentReader {
             return Ok(None);
         };
         let mut bytes = vec![0; head.length];
-        let is_there = read_fully(&self.file, &mut bytes, self.offset + HEADER_SIZE as u64)?;
-        Ok((is_there && head.matches_checksum(&raw, &bytes)).then(|| (head, bytes.into())))
+        let is_complete = read_fully(&self.file, &mut bytes, self.offset + HEADER_SIZE as u64)?;
+        Ok((is_complete && head.matches_checksum(&raw, &bytes)).then(|| (head, bytes.into())))
     }
 
-    /// Steps over the record that begins here and returns where it began.
+    /// Moves past the record at the offset and returns its position.
     fn skip_record(&mut self, head: RecordHeader) -> u64 {
-        let begun = self.next_position;
+        let start = self.next_position;
         self.next_position += head.length as u64;
         self.offset += (HEADER_SIZE + head.length) as u64;
-        begun
+        start
     }
 }
 
@@ -196,7 +200,7 @@ fn read_fully(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
     }
 }
 
-/// Position of the first byte that is still there.
+/// Position of the first byte that is still stored.
 pub fn oldest_position(directory: &Path) -> io::Result<Option<u64>> {
     Ok(segment::list_segments(directory)?.first().copied())
 }

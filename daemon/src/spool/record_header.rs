@@ -1,14 +1,15 @@
-//! One record of a segment: length, pipe, wall time and a checksum over all of it, then the bytes.
+//! Header of one record of a segment: length, pipe, wall time and a checksum over header and
+//! bytes.
 
 use super::ChildPipe;
 
-/// Payload of one record at most; also what a pipe holds by default.
+/// Largest payload of one record; also the default capacity of a pipe.
 pub const LARGEST_CHUNK: usize = 64 * 1024;
 
 /// 4 bytes of length, 1 of kind, 8 of wall time, 4 of checksum; big endian.
 pub(super) const HEADER_SIZE: usize = 17;
 
-/// What stands in front of the bytes.
+/// The header in front of a record's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) length: usize,
@@ -17,7 +18,7 @@ pub(super) struct RecordHeader {
     checksum: u32,
 }
 
-/// `bytes` must hold 1 to [`LARGEST_CHUNK`] bytes.
+/// `bytes` must be 1 to [`LARGEST_CHUNK`] bytes long.
 pub(super) fn encode_header(kind: ChildPipe, wall_ms: u64, bytes: &[u8]) -> [u8; HEADER_SIZE] {
     let mut head = [0; HEADER_SIZE];
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -33,7 +34,8 @@ pub(super) fn encode_header(kind: ChildPipe, wall_ms: u64, bytes: &[u8]) -> [u8;
 }
 
 impl RecordHeader {
-    /// `None` for what no writer has written, such as the zeros of a record whose head is still to come.
+    /// `None` for bytes that no writer wrote, such as the zeros of a header that is still
+    /// missing.
     pub(super) fn decode(head: &[u8; HEADER_SIZE]) -> Option<Self> {
         let (length, rest) = head.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first()?;
@@ -52,7 +54,7 @@ impl RecordHeader {
         })
     }
 
-    /// Whether `bytes` are the ones that were written under this head.
+    /// Whether `bytes` are the ones that were written with this header.
     pub(super) fn matches_checksum(&self, head: &[u8; HEADER_SIZE], bytes: &[u8]) -> bool {
         checksum(&head[..13], bytes) == self.checksum
     }

@@ -1,23 +1,24 @@
-//! Segment files: their names, their size, their first bytes.
+//! Segment files: their names, size and first bytes.
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// First bytes of every segment; the digit is the format's number.
+/// First bytes of every segment; the digit is the format version.
 pub(super) const MAGIC: [u8; 8] = *b"BTSPOOL1";
 
 /// Payload after which a segment is full.
 pub(super) const SEGMENT_BYTES: u64 = 1024 * 1024;
 
-/// Digits of a name: the largest position has as many, so names sort like positions.
+/// Digits of a name, as many as the largest position has, so that names sort like positions.
 const DIGITS: usize = 20;
 
 pub(super) fn segment_path(directory: &Path, start: u64) -> PathBuf {
     directory.join(format!("{start:0DIGITS$}"))
 }
 
-/// Starts of the segments that are there, in their order. Files with other names are not ours.
+/// Start positions of the existing segments in ascending order. Files with other names are
+/// ignored.
 pub(super) fn list_segments(directory: &Path) -> io::Result<Vec<u64>> {
     let mut starts = Vec::new();
     for entry in std::fs::read_dir(directory)? {

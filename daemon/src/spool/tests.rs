@@ -1,4 +1,4 @@
-//! A transcript as its reader sees it, whatever its writer and its disk did meanwhile.
+//! Reading a transcript while it is written, after parts were discarded, and after damage.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn a_reader_follows_a_writer_over_segments_and_reads_nothing_twice() {
 }
 
 #[test]
-fn consumed_segments_go_whole_and_what_went_is_named_as_gone() {
+fn consumed_segments_are_removed_and_reading_them_reports_gone() {
     let (_dir, path) = spool();
     let mut writer = SpoolWriter::create(&path).unwrap();
     for _ in 0..40 {
@@ -69,7 +69,7 @@ fn consumed_segments_go_whole_and_what_went_is_named_as_gone() {
 }
 
 #[test]
-fn a_half_written_record_is_no_output_and_a_changed_one_is_damage() {
+fn a_torn_record_is_not_read_and_a_changed_one_is_damage() {
     let (_dir, path) = spool();
     let mut writer = SpoolWriter::create(&path).unwrap();
     writer.append(ChildPipe::Stdout, 0, b"whole").unwrap();
@@ -103,7 +103,7 @@ fn a_half_written_record_is_no_output_and_a_changed_one_is_damage() {
 }
 
 #[test]
-fn a_failed_append_changes_nothing_and_can_be_tried_again() {
+fn a_failed_append_changes_nothing_and_can_be_retried() {
     let (_dir, path) = spool();
     let mut writer = SpoolWriter::create(&path).unwrap();
     let hidden = path.with_extension("away");
@@ -113,7 +113,7 @@ fn a_failed_append_changes_nothing_and_can_be_tried_again() {
     fs::rename(&hidden, &path).unwrap();
     assert_eq!(writer.append(ChildPipe::Stdout, 0, b"a").unwrap(), 1);
     assert_eq!(read_all(&path, 0, ReadLimit::Position(1)).len(), 1);
-    SpoolWriter::create(&path).expect_err("a transcript is never begun twice");
+    SpoolWriter::create(&path).expect_err("a transcript cannot be created twice");
 }
 
 proptest! {

@@ -1,5 +1,5 @@
-//! Appends to a transcript and lets go of what was consumed. A failed append changes nothing: it can be
-//! tried again with the same bytes for as long as it takes.
+//! Appends to a transcript and removes consumed segments. A failed append changes nothing and
+//! can be retried with the same bytes any number of times.
 
 use std::collections::VecDeque;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -24,13 +24,13 @@ pub struct SpoolWriter {
 #[derive(Debug)]
 struct SpoolSegmentWriter {
     file: File,
-    /// Bytes of the file that hold whole records.
+    /// Bytes of the file that contain complete records.
     length: u64,
     payload: u64,
 }
 
 impl SpoolWriter {
-    /// Begins a transcript in a directory that holds none; the directory is made if it is missing.
+    /// Creates a transcript in a directory that has none. A missing directory is created.
     pub fn create(directory: impl Into<PathBuf>) -> io::Result<Self> {
         let directory = directory.into();
         match DirBuilder::new().mode(0o700).create(&directory) {
@@ -38,7 +38,9 @@ impl SpoolWriter {
             Ok(()) | Err(_) => {}
         }
         if !segment::list_segments(&directory)?.is_empty() {
-            return Err(io::Error::other("there is a transcript already"));
+            return Err(io::Error::other(
+                "the directory already contains a transcript",
+            ));
         }
         Ok(Self {
             directory,
@@ -48,7 +50,7 @@ impl SpoolWriter {
         })
     }
 
-    /// Position behind the last byte.
+    /// Position after the last byte.
     pub fn end(&self) -> u64 {
         self.end
     }
@@ -60,7 +62,8 @@ impl SpoolWriter {
         }
         let head = record_header::encode_header(kind, wall_ms, bytes);
         let open = self.writable_segment()?;
-        // The head comes last: a record whose head is there is whole, even if the writer is killed in between.
+        // The header is written last: a record with a header is complete, even if the writer is
+        // killed in between.
         open.file
             .write_all_at(bytes, open.length + HEADER_SIZE as u64)?;
         open.file.write_all_at(&head, open.length)?;
@@ -74,13 +77,14 @@ impl SpoolWriter {
     pub fn discard(&mut self, position: u64) {
         while self.segments.get(1).is_some_and(|next| *next <= position) {
             if let Some(start) = self.segments.pop_front() {
-                // One that cannot be removed costs space and nothing else; its directory goes at the end.
+                // A segment that cannot be removed only costs space. Its directory is removed
+                // at the end.
                 let _ = std::fs::remove_file(segment::segment_path(&self.directory, start));
             }
         }
     }
 
-    /// Brings everything to the disk.
+    /// Syncs all segments and the directory to disk.
     pub fn sync(&self) -> io::Result<()> {
         for start in &self.segments {
             File::open(segment::segment_path(&self.directory, *start))?.sync_data()?;
@@ -101,7 +105,7 @@ impl SpoolWriter {
     }
 }
 
-/// A file that an earlier try left half made is made anew.
+/// Overwrites a file that an earlier failed call may have left.
 fn create_segment(directory: &Path, start: u64) -> io::Result<SpoolSegmentWriter> {
     let file = OpenOptions::new()
         .write(true)

@@ -1,16 +1,17 @@
-//! How many calls of one attempt are answered at a time: some of them wait long, for files that are large or for a relay that is
-//! away, and one attempt is not to wait in the places of all.
+//! Limits the concurrent tool calls of one attempt. Some calls wait long, for large files or
+//! for a disconnected relay, and one attempt must not use up the connections of all attempts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_proto::worker::ToolCall;
 
-/// By the capability that they show. One that is none is refused at once, and holds no place for long.
+/// Open calls by the capability that they present. A call with an invalid capability is refused
+/// at once and uses no slot for long.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ToolCallLimiter(Arc<Mutex<HashMap<String, usize>>>);
 
-/// Held while a call is answered.
+/// One slot, kept while a call is answered.
 #[derive(Debug)]
 pub(super) struct ToolCallPermit {
     limiter: ToolCallLimiter,
@@ -20,19 +21,18 @@ pub(super) struct ToolCallPermit {
 impl ToolCallLimiter {
     pub(super) const MAX_CALLS_PER_ATTEMPT: usize = 8;
 
-    /// None when the attempt has all that it may have.
+    /// `None` when the attempt has as many open calls as it may have.
     pub(super) fn try_acquire(&self, call: &ToolCall) -> Option<ToolCallPermit> {
-        let shown = call.capability.as_ref();
-        let capability = shown.map_or(String::new(), |shown| shown.value.clone());
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = taken.entry(capability.clone()).or_default();
+        let presented = call.capability.as_ref();
+        let capability = presented.map_or(String::new(), |presented| presented.value.clone());
+        let mut open_calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open_calls.entry(capability.clone()).or_default();
         if *count >= Self::MAX_CALLS_PER_ATTEMPT {
             return None;
         }
         *count += 1;
-        let shares = self.clone();
         Some(ToolCallPermit {
-            limiter: shares,
+            limiter: self.clone(),
             capability,
         })
     }
@@ -40,16 +40,18 @@ impl ToolCallLimiter {
 
 impl Drop for ToolCallPermit {
     fn drop(&mut self) {
-        let mut taken = self
+        let mut open_calls = self
             .limiter
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let left = taken.get(&self.capability).map_or(0, |count| count - 1);
-        if left == 0 {
-            taken.remove(&self.capability);
+        let remaining = open_calls
+            .get(&self.capability)
+            .map_or(0, |count| count - 1);
+        if remaining == 0 {
+            open_calls.remove(&self.capability);
         } else {
-            taken.insert(self.capability.clone(), left);
+            open_calls.insert(self.capability.clone(), remaining);
         }
     }
 }
@@ -59,20 +61,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_comes_back_and_nothing_is_kept_of_those_who_left() {
-        let shares = ToolCallLimiter::default();
+    fn a_dropped_permit_frees_its_slot_and_leaves_no_entry() {
+        let limiter = ToolCallLimiter::default();
         let call = ToolCall::default();
-        let mut taken: Vec<ToolCallPermit> = (0..ToolCallLimiter::MAX_CALLS_PER_ATTEMPT)
-            .filter_map(|_| shares.try_acquire(&call))
+        let mut open_calls: Vec<ToolCallPermit> = (0..ToolCallLimiter::MAX_CALLS_PER_ATTEMPT)
+            .filter_map(|_| limiter.try_acquire(&call))
             .collect();
         assert!(
-            taken.len() == ToolCallLimiter::MAX_CALLS_PER_ATTEMPT
-                && shares.try_acquire(&call).is_none()
+            open_calls.len() == ToolCallLimiter::MAX_CALLS_PER_ATTEMPT
+                && limiter.try_acquire(&call).is_none()
         );
-        taken.pop();
-        taken.extend(shares.try_acquire(&call));
-        assert!(shares.try_acquire(&call).is_none());
-        drop(taken);
-        assert!(shares.0.lock().unwrap().is_empty());
+        open_calls.pop();
+        open_calls.extend(limiter.try_acquire(&call));
+        assert!(limiter.try_acquire(&call).is_none());
+        drop(open_calls);
+        assert!(limiter.0.lock().unwrap().is_empty());
     }
 }

@@ -1,5 +1,6 @@
-//! The right to speak for one attempt: a secret of its own, which names the attempt. The agent has it in its environment; the
-//! daemon keeps its hash, so that nothing on the disk lets anybody speak.
+//! The capability of one attempt: a secret that names the attempt and allows tool calls for it.
+//! The agent has it in its environment. The daemon stores only its hash, so that nothing on
+//! disk can be used to make calls.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ const SECRET_BYTES: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Capability(String);
 
-/// All that the daemon remembers.
+/// The hash that the daemon stores.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CapabilityHash([u8; 32]);
 
@@ -23,12 +24,12 @@ impl Capability {
         let mut secret = [0; SECRET_BYTES];
         OsRng
             .try_fill_bytes(&mut secret)
-            .expect("the system gives random bytes");
+            .expect("the operating system provides random bytes");
         let digits = secret.iter().map(|byte| format!("{byte:02x}"));
         Self(format!("{attempt_id}.{}", digits.collect::<String>()))
     }
 
-    /// As it goes into an environment. Nowhere else.
+    /// The secret itself. It may only be put into the agent's environment.
     pub(crate) fn secret(&self) -> &str {
         &self.0
     }
@@ -39,7 +40,7 @@ impl Capability {
 }
 
 impl CapabilityHash {
-    /// The attempt that a secret speaks for, if it is one at all.
+    /// The attempt that a secret names; `None` if the secret is malformed.
     pub(crate) fn attempt_id_in(secret: &str) -> Option<&str> {
         secret.split_once('.').map(|(attempt_id, _)| attempt_id)
     }
@@ -78,13 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_capability_names_its_attempt_and_fits_its_own_hash_alone() {
+    fn a_capability_names_its_attempt_and_matches_only_its_own_hash() {
         let (one, other) = (Capability::generate("a-1"), Capability::generate("a-1"));
         assert_eq!(CapabilityHash::attempt_id_in(one.secret()), Some("a-1"));
         assert!(one.hash().matches_secret(one.secret()));
         assert!(
             !one.hash().matches_secret(other.secret()),
-            "every one is new"
+            "every capability is unique"
         );
         assert!(!one.hash().matches_secret("a-1."));
         assert_eq!(CapabilityHash::attempt_id_in("nothing"), None);

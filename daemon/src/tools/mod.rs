@@ -1,6 +1,7 @@
-//! The daemon's side of what an agent says through its tools: a socket in the data directory, a capability for each attempt
-//! whose task asks for tools, and calls that become frames of that attempt and no other. Whoever has the capability may
-//! speak for the attempt while it runs; it proves nothing to the relay and nothing about another attempt.
+//! The daemon's side of the agents' tools: a socket in the data directory, a capability for
+//! each attempt whose task asks for tools, and calls that become frames of that attempt. A
+//! capability allows calls for its own attempt while that runs. It gives no rights on the relay
+//! or on other attempts.
 
 mod call_limiter;
 mod capability;
@@ -17,10 +18,10 @@ pub(crate) use tool_socket::{
     refused_answer,
 };
 
-/// In the agent's environment, and so in that of everything it starts: the right to speak for its attempt.
+/// Environment variable of the agent and its child processes: the attempt's capability.
 pub const CAPABILITY_VARIABLE: &str = "BATON_CAPABILITY";
-/// Where to say it.
+/// Environment variable with the path of the socket for tool calls.
 pub const SOCKET_VARIABLE: &str = "BATON_TOOLS_SOCKET";
 
-/// The socket's name in the data directory.
+/// Name of the socket in the data directory.
 pub(crate) const SOCKET_FILE: &str = "tools.sock";

@@ -1,5 +1,5 @@
-//! The other end: how `baton mcp` finds out that it runs inside an attempt, and asks the daemon. A connection per call: a
-//! daemon that is replaced meanwhile is simply found again.
+//! The client side: how `baton mcp` detects that it runs inside an attempt, and calls the
+//! daemon. Each call uses a new connection, so a restarted daemon needs no reconnect.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::process::{environment_variable, read_stat};
 use crate::shim::framing::{MessageDecoder, encode};
 use crate::storage::private_socket::{descriptor_path, open_dir};
 
-/// A daemon that does not answer by then hangs, or looks at files for longer than it may.
+/// Longer than any inspection of required files. A daemon that takes longer hangs.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Nobody's process tree is deeper.
+/// Deeper than any real process tree.
 const MAX_ANCESTORS: usize = 64;
 
-/// Where to speak, and the right to.
+/// The socket and the capability for calls of one attempt.
 #[derive(Clone)]
 pub struct ToolEndpoint {
     socket: PathBuf,
@@ -37,20 +37,21 @@ impl ToolEndpoint {
 
 impl std::fmt::Debug for ToolEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place")
+        f.debug_struct("ToolEndpoint")
             .field("socket", &self.socket)
             .finish_non_exhaustive()
     }
 }
 
-/// The attempt that this process belongs to, where its task asked for tools. Agents do not hand their whole environment to
-/// the servers that they start, so the processes above this one are asked for theirs: the nearest that has it is meant.
+/// The attempt that this process belongs to, if its task asked for tools. Agents do not pass
+/// their whole environment on to the servers that they start, so the environments of the
+/// ancestor processes are searched too. The nearest process with both variables is used.
 pub fn find_endpoint() -> Option<ToolEndpoint> {
     let mut pid = std::process::id().cast_signed();
     for _ in 0..MAX_ANCESTORS {
-        let known = |name| environment_variable(pid, name).ok().flatten();
+        let variable = |name| environment_variable(pid, name).ok().flatten();
         if let (Some(socket), Some(capability)) =
-            (known(SOCKET_VARIABLE), known(CAPABILITY_VARIABLE))
+            (variable(SOCKET_VARIABLE), variable(CAPABILITY_VARIABLE))
         {
             return Some(ToolEndpoint {
                 socket: socket.into(),
@@ -65,16 +66,16 @@ pub fn find_endpoint() -> Option<ToolEndpoint> {
     None
 }
 
-/// One call and its answer.
-pub async fn call_tool(place: &ToolEndpoint, verb: tool_call::Verb) -> io::Result<ToolAnswer> {
+/// Makes one call and returns its answer.
+pub async fn call_tool(endpoint: &ToolEndpoint, verb: tool_call::Verb) -> io::Result<ToolAnswer> {
     let call = ToolCall {
         capability: Some(Secret {
-            value: place.capability.clone(),
+            value: endpoint.capability.clone(),
         }),
         verb: Some(verb),
     };
-    let asked = send_and_receive(&place.socket, &call);
-    tokio::time::timeout(CALL_TIMEOUT, asked)
+    let answer = send_and_receive(&endpoint.socket, &call);
+    tokio::time::timeout(CALL_TIMEOUT, answer)
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }

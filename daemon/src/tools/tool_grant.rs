@@ -1,5 +1,5 @@
-//! What an attempt whose task asks for tools is given: to its agent the server's command line and the secret, to the daemon
-//! what it needs to answer.
+//! Tool access of one attempt: the agent gets the server's command line and the secret, the
+//! daemon keeps what it needs to answer calls.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use bytes::Bytes;
 
 use super::{CAPABILITY_VARIABLE, Capability, CapabilityHash, SOCKET_FILE, SOCKET_VARIABLE};
 
-/// The server that every agent of this daemon can be handed.
+/// The tool server that agents of this daemon can start.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolServerSettings {
-    /// An executable that knows the command `mcp`.
+    /// An executable with the subcommand `mcp`.
     program: PathBuf,
-    /// Where its calls are answered.
+    /// Socket on which the daemon answers its calls.
     socket: PathBuf,
 }
 
-/// For one attempt's agent.
+/// Tool access as one attempt's agent gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentToolAccess {
     pub(crate) program: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct AgentToolAccess {
     pub(crate) capability: Capability,
 }
 
-/// What the daemon keeps of it.
+/// Tool access as the daemon keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ToolGrant {
     pub(crate) hash: CapabilityHash,
@@ -41,7 +41,7 @@ impl ToolServerSettings {
         let socket = data_dir.join(SOCKET_FILE);
         Self {
             program: program.to_owned(),
-            // An agent works elsewhere, where a relative path would mean another place.
+            // An agent has another working directory, so a relative path would not work there.
             socket: std::path::absolute(&socket).unwrap_or(socket),
         }
     }
@@ -56,7 +56,8 @@ impl ToolServerSettings {
 }
 
 impl AgentToolAccess {
-    /// For the agent's environment: by design, and nothing else of the daemon's is ever there.
+    /// Variables for the agent's environment. They are put there on purpose; the agent gets no
+    /// other variable of the daemon.
     pub(crate) fn environment(&self) -> [(OsString, OsString); 2] {
         [
             (SOCKET_VARIABLE.into(), self.socket.clone().into()),
@@ -66,9 +67,9 @@ impl AgentToolAccess {
 }
 
 impl ToolGrant {
-    pub(crate) fn new(handed: &AgentToolAccess, dispatch: &Dispatch) -> Self {
+    pub(crate) fn new(access: &AgentToolAccess, dispatch: &Dispatch) -> Self {
         Self {
-            hash: handed.capability.hash(),
+            hash: access.capability.hash(),
             goal: dispatch.goal.clone(),
             success_criteria: dispatch.success_criteria.clone(),
             resume: dispatch.resume.clone(),
@@ -94,7 +95,8 @@ impl ToolGrant {
     }
 }
 
-/// This very executable by its path, for agents to start. One that was replaced meanwhile is found where it was.
+/// The path of this executable, for agents to start. If the file was replaced since, its path
+/// is still returned, without the kernel's suffix.
 pub fn own_program() -> std::io::Result<PathBuf> {
     let path = std::env::current_exe()?;
     let replaced = path
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_daemon_knows_why_the_task_was_sent_on() {
+    fn a_tool_grant_survives_a_daemon_restart() {
         let dispatch = Dispatch {
             goal: "the goal".to_owned(),
             resume: Some(ResumeContext {
@@ -117,8 +119,8 @@ mod tests {
             }),
             ..Dispatch::default()
         };
-        let tooling = ToolServerSettings::new(Path::new("/bin/false"), Path::new("/data"));
-        let granted = ToolGrant::new(&tooling.grant_access("attempt"), &dispatch);
-        assert_eq!(ToolGrant::from_disk(granted.to_disk()), Some(granted));
+        let settings = ToolServerSettings::new(Path::new("/bin/false"), Path::new("/data"));
+        let grant = ToolGrant::new(&settings.grant_access("attempt"), &dispatch);
+        assert_eq!(ToolGrant::from_disk(grant.to_disk()), Some(grant));
     }
 }

@@ -1,5 +1,6 @@
-//! The socket itself: accepts, reads one call, has it answered, closes. What a call means is the supervisor's to decide;
-//! what can be refused without anybody's state is refused here, before a capability is even looked at.
+//! The socket for tool calls: accepts a connection, reads one call, writes its answer, closes.
+//! The supervisor decides about a call. A malformed call is refused here, before its capability
+//! is checked.
 
 use std::collections::VecDeque;
 use std::convert::Infallible as Never;
@@ -26,18 +27,19 @@ use crate::receipts::{INSPECTION_TIMEOUT, RequiredFiles};
 use crate::shim::framing::{MessageDecoder, encode};
 use crate::storage::private_socket;
 
-/// Connections at one time. Full: whoever has been silent for longest goes, so that nobody can keep the others out by
-/// saying nothing.
+/// Limit of concurrent connections. When it is reached, the connection that has been silent
+/// longest is closed, so that silent connections cannot block the others.
 const MAX_CONNECTIONS: usize = 256;
-/// Calls on their way to the supervisor. Full: their connections wait.
+/// Calls queued for the supervisor. When the queue is full, their connections wait.
 pub(crate) const CALL_QUEUE_SIZE: usize = 16;
-/// For a whole call to come in.
+/// Time limit for receiving a whole call.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a caller waits for the relay to have what was said. After that it is told that the daemon has it.
+/// How long a caller waits for the relay's acknowledgement. After that the answer is that only
+/// the daemon has the call so far.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// A call whose shape is right, for the supervisor.
+/// A well-formed call for the supervisor.
 #[derive(Debug)]
 pub(crate) struct ToolRequest {
     pub(crate) secret: String,
@@ -46,7 +48,8 @@ pub(crate) struct ToolRequest {
 
 #[derive(Debug)]
 pub(crate) enum ToolRequestKind {
-    /// Which files the attempt has to leave. They are looked at here, where waiting harms nobody.
+    /// Asks which files the attempt requires. They are inspected in the connection's task,
+    /// where waiting blocks no other call.
     RequiredFiles(oneshot::Sender<Option<RequiredFiles>>),
     Call {
         verb: tool_call::Verb,
@@ -54,7 +57,7 @@ pub(crate) enum ToolRequestKind {
     },
 }
 
-/// Bound, not yet answering.
+/// The bound socket; it does not accept connections yet.
 #[derive(Debug)]
 pub(crate) struct ToolSocket {
     listener: StdUnixListener,
@@ -66,39 +69,39 @@ impl ToolSocket {
         Ok(Self { listener })
     }
 
-    /// Answers for ever.
+    /// Accepts and answers connections until it is dropped.
     pub(crate) async fn serve_connections(
         self,
         calls: mpsc::Sender<ToolRequest>,
     ) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener)?;
         let mut open = JoinSet::new();
-        let shares = ToolCallLimiter::default();
+        let limiter = ToolCallLimiter::default();
         let mut silent: VecDeque<oneshot::Sender<Never>> = VecDeque::new();
         loop {
             silent.retain(|silent| !silent.is_closed());
-            let room = open.len() < MAX_CONNECTIONS;
-            if !room {
+            let has_slot = open.len() < MAX_CONNECTIONS;
+            if !has_slot {
                 drop(silent.pop_front());
             }
             let accepted = tokio::select! {
                 Some(_) = open.join_next() => continue,
-                accepted = listener.accept(), if room => accepted,
+                accepted = listener.accept(), if has_slot => accepted,
             };
             match accepted {
                 Ok((peer, _)) => {
-                    let (staying, sent_away) = oneshot::channel();
-                    silent.push_back(staying);
+                    let (keep_open, closed) = oneshot::channel();
+                    silent.push_back(keep_open);
                     open.spawn(handle_connection(
                         peer,
-                        sent_away,
+                        closed,
                         calls.clone(),
-                        shares.clone(),
+                        limiter.clone(),
                     ));
                 }
                 Err(error) => {
-                    debug!(%error, "a tool's call was not accepted");
-                    // Out of descriptors: trying again at once would spin.
+                    debug!(%error, "cannot accept a tool connection");
+                    // The process is out of file descriptors. An immediate retry would spin.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
@@ -106,30 +109,30 @@ impl ToolSocket {
     }
 }
 
-/// Who has said what it wants is not sent away any more.
+/// A connection is no longer closed for silence once its call has arrived.
 async fn handle_connection(
     mut peer: UnixStream,
-    sent_away: oneshot::Receiver<Never>,
+    closed: oneshot::Receiver<Never>,
     calls: mpsc::Sender<ToolRequest>,
-    shares: ToolCallLimiter,
+    limiter: ToolCallLimiter,
 ) {
-    let heard = tokio::select! {
+    let received = tokio::select! {
         biased;
-        heard = tokio::time::timeout(READ_TIMEOUT, read_call(&mut peer)) => heard,
-        _ = sent_away => return debug!("a silent connection made room for others"),
+        received = tokio::time::timeout(READ_TIMEOUT, read_call(&mut peer)) => received,
+        _ = closed => return debug!("closed a silent tool connection to free its slot"),
     };
-    let call = match heard {
+    let call = match received {
         Ok(Ok(call)) => call,
-        Ok(Err(error)) => return debug!(%error, "a tool's call broke off"),
-        Err(_) => return debug!("a tool's call took too long"),
+        Ok(Err(error)) => return debug!(%error, "cannot read a tool call"),
+        Err(_) => return debug!("reading a tool call timed out"),
     };
-    let answer = match shares.try_acquire(&call) {
-        Some(_share) => answer_call(call, &calls).await,
+    let answer = match limiter.try_acquire(&call) {
+        Some(_permit) => answer_call(call, &calls).await,
         None => too_many_calls(),
     };
     let mut out = BytesMut::new();
     if encode(&answer, &mut out).is_ok() {
-        // A caller that went away wants no answer.
+        // A caller that has gone away needs no answer.
         let _ = peer.write_all(&out).await;
     }
 }
@@ -137,8 +140,8 @@ async fn handle_connection(
 async fn read_call(peer: &mut UnixStream) -> io::Result<ToolCall> {
     let mut decoder = MessageDecoder::default();
     loop {
-        let taken = decoder.next_message();
-        if let Some(call) = taken.map_err(|_| io::ErrorKind::InvalidData)? {
+        let message = decoder.next_message();
+        if let Some(call) = message.map_err(|_| io::ErrorKind::InvalidData)? {
             return Ok(call);
         }
         if peer.read_buf(decoder.buffer()).await? == 0 {
@@ -151,19 +154,19 @@ async fn answer_call(call: ToolCall, calls: &mpsc::Sender<ToolRequest>) -> ToolA
     let Some(verb) = call.verb else {
         return refused_answer("unimplemented", unknown_verb());
     };
-    if let Some(wrong) = shape_error(&verb) {
-        return refused_answer("invalid_argument", wrong);
+    if let Some(error) = shape_error(&verb) {
+        return refused_answer("invalid_argument", error);
     }
     let secret = call.capability.unwrap_or_default().value;
-    if let Some(unmet) = missing_files_refusal(&secret, &verb, calls).await {
-        return unmet;
+    if let Some(refusal) = missing_files_refusal(&secret, &verb, calls).await {
+        return refusal;
     }
     let (reply, answer) = oneshot::channel();
-    let asked = ToolRequest {
+    let request = ToolRequest {
         secret,
         kind: ToolRequestKind::Call { verb, reply },
     };
-    if calls.send(asked).await.is_err() {
+    if calls.send(request).await.is_err() {
         return attempt_over();
     }
     match tokio::time::timeout(DELIVERY_TIMEOUT, answer).await {
@@ -173,7 +176,8 @@ async fn answer_call(call: ToolCall, calls: &mpsc::Sender<ToolRequest>) -> ToolA
     }
 }
 
-/// What a completion would be refused for: all of it, and the attempt goes on.
+/// The refusal of a completion whose required files are missing. It lists all of them, and the
+/// attempt continues.
 async fn missing_files_refusal(
     secret: &str,
     verb: &tool_call::Verb,
@@ -186,18 +190,18 @@ async fn missing_files_refusal(
         return None;
     }
     let (reply, files) = oneshot::channel();
-    let asked = ToolRequest {
+    let request = ToolRequest {
         secret: secret.to_owned(),
         kind: ToolRequestKind::RequiredFiles(reply),
     };
-    calls.send(asked).await.ok()?;
-    // Whoever may not speak has no files either, and is refused with what he says.
+    calls.send(request).await.ok()?;
+    // An invalid capability has no files. The call itself is then refused.
     let files = files.await.ok()??;
     let unmet = files.unmet_requirements(INSPECTION_TIMEOUT).await;
     if unmet.is_empty() || !files.allows_retry() {
         return None;
     }
-    let hint = "write them, then call task_complete again; or call task_block";
+    let hint = "write these files and call task_complete again, or call task_block";
     let missing = ErrorDetail {
         missing: unmet.iter().map(|unmet| unmet.path.clone()).collect(),
         ..error_detail("contract_unmet", "required files are missing", hint, "")
@@ -205,7 +209,7 @@ async fn missing_files_refusal(
     Some(refused_answer("failed_precondition", missing))
 }
 
-/// Shape alone: a blank reason is refused whoever asks, and about whatever.
+/// Checks that need no state: a blank reason is refused for every caller.
 fn shape_error(verb: &tool_call::Verb) -> Option<ErrorDetail> {
     let blank = |field: &str, text: &str| {
         let is_blank = text.trim().is_empty();
@@ -213,7 +217,7 @@ fn shape_error(verb: &tool_call::Verb) -> Option<ErrorDetail> {
             error_detail(
                 "blank",
                 &format!("{field} is blank"),
-                "say it in words",
+                "give a text that is not blank",
                 field,
             )
         })
@@ -223,11 +227,11 @@ fn shape_error(verb: &tool_call::Verb) -> Option<ErrorDetail> {
         tool_call::Verb::Checkpoint(draft) => blank("summary", &draft.summary),
         tool_call::Verb::Block(draft) => blank("reason", &draft.reason),
         tool_call::Verb::Finish(finish) if finish.outcome() == FinishOutcome::Unspecified => {
-            let next = "it is completed, failed or canceled";
+            let hint = "set it to completed, failed or canceled";
             Some(error_detail(
                 "missing",
                 "the outcome is missing",
-                next,
+                hint,
                 "outcome",
             ))
         }
@@ -237,25 +241,25 @@ fn shape_error(verb: &tool_call::Verb) -> Option<ErrorDetail> {
     }
 }
 
-/// What the relay would refuse at the very end, when nobody could say it otherwise any more.
+/// Checks that the relay would fail at the end, when the agent can no longer correct it.
 fn finish_error(finish: &Finish) -> Option<ErrorDetail> {
     if finish.result.len() > codes::MAX_RESULT_BYTES {
-        let next = "write it to a file and name that instead";
+        let hint = "write the result to a file and give the file's name instead";
         return Some(error_detail(
             "too_large",
             "the result is too long",
-            next,
+            hint,
             "result",
         ));
     }
     let code = finish.failure_code.as_str();
     let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
-    let good = code.len() <= codes::MAX_CODE_BYTES && code.bytes().all(is_word);
-    (!good || !codes::is_allowed_from_agent(code)).then(|| {
-        let next =
-            "use a word of your own, of at most 64 of a-z, 0-9, '-', '_' and '.', or leave it out";
-        let message = "the failure code is not one that an agent may say";
-        error_detail("malformed_name", message, next, "failure_code")
+    let is_valid = code.len() <= codes::MAX_CODE_BYTES && code.bytes().all(is_word);
+    (!is_valid || !codes::is_allowed_from_agent(code)).then(|| {
+        let hint =
+            "use a code of your own with at most 64 characters of a-z, 0-9, '-', '_' and '.', or leave it out";
+        let message = "the failure code is malformed or reserved";
+        error_detail("malformed_name", message, hint, "failure_code")
     })
 }
 
@@ -270,19 +274,19 @@ pub(crate) fn error_detail(code: &str, message: &str, hint: &str, field: &str) -
 }
 
 fn unknown_verb() -> ErrorDetail {
-    let hint = "the tools are of another version than the daemon; restart the daemon";
+    let hint = "the tool server and the daemon have different versions; restart the daemon";
     error_detail(
         "unknown_verb",
-        "this daemon does not know the verb",
+        "this daemon does not support the verb",
         hint,
         "",
     )
 }
 
-/// More than its share would keep other attempts from theirs.
+/// More calls than this would slow down other attempts.
 fn too_many_calls() -> ToolAnswer {
-    let message = "too many calls of this attempt are being answered";
-    let hint = "wait for their answers, then call again";
+    let message = "too many calls of this attempt are open";
+    let hint = "wait for the answers to earlier calls, then call again";
     let error = ErrorDetail {
         retryable: true,
         ..error_detail("too_many_calls", message, hint, "")
@@ -290,9 +294,9 @@ fn too_many_calls() -> ToolAnswer {
     refused_answer("resource_exhausted", error)
 }
 
-/// It ended while its agent was heard, or the daemon stops.
+/// The attempt ended while its call was handled, or the daemon is stopping.
 fn attempt_over() -> ToolAnswer {
-    let hint = "stop: nobody listens to this attempt any more";
+    let hint = "stop: calls for this attempt are not accepted any more";
     refused_answer(
         "failed_precondition",
         error_detail("attempt_over", "the attempt is over", hint, ""),
@@ -322,15 +326,16 @@ mod tests {
     use super::super::tool_client::{ToolEndpoint, call_tool};
     use super::*;
 
-    /// A desk that has its calls answered, but for those of the capability `greedy.`, which wait for ever.
+    /// A socket whose calls are answered, except those with the capability `greedy.`, which
+    /// wait forever.
     fn start_test_socket(dir: &Path) -> impl Fn(&str) -> ToolEndpoint {
-        let (calls, mut asked) = mpsc::channel(CALL_QUEUE_SIZE);
-        let desk = ToolSocket::bind(dir).unwrap();
-        tokio::spawn(desk.serve_connections(calls));
+        let (calls, mut requests) = mpsc::channel(CALL_QUEUE_SIZE);
+        let tool_socket = ToolSocket::bind(dir).unwrap();
+        tokio::spawn(tool_socket.serve_connections(calls));
         tokio::spawn(async move {
             let mut waiting = Vec::new();
-            while let Some(ToolRequest { secret, kind: step }) = asked.recv().await {
-                match step {
+            while let Some(ToolRequest { secret, kind }) = requests.recv().await {
+                match kind {
                     ToolRequestKind::Call { reply, .. } if secret == GREEDY => waiting.push(reply),
                     ToolRequestKind::Call { reply, .. } => reply.send(noted_answer(true)).unwrap(),
                     ToolRequestKind::RequiredFiles(reply) => reply.send(None).unwrap(),
@@ -347,17 +352,17 @@ mod tests {
         tool_call::Verb::Progress(ProgressUpdate::default())
     }
 
-    async fn assert_noted(place: &ToolEndpoint) {
-        // Less than a silent one may take.
-        let answer = tokio::time::timeout(READ_TIMEOUT / 2, call_tool(place, progress())).await;
+    async fn assert_noted(endpoint: &ToolEndpoint) {
+        // Shorter than the read timeout of a silent connection.
+        let answer = tokio::time::timeout(READ_TIMEOUT / 2, call_tool(endpoint, progress())).await;
         let answer = answer.expect("an answer in time").unwrap().answer;
         assert!(matches!(answer, Some(tool_answer::Answer::Noted(_))));
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_says_nothing_keeps_nobody_from_the_tools() {
+    async fn silent_connections_do_not_block_tool_calls() {
         let dir = tempfile::tempdir().unwrap();
-        let place = start_test_socket(dir.path())("other.");
+        let endpoint = start_test_socket(dir.path())("other.");
         let socket = dir.path().join(SOCKET_FILE);
         let idle = tokio::task::spawn_blocking(move || {
             let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
@@ -365,36 +370,36 @@ mod tests {
         });
         let idle = idle.await.unwrap();
         for _ in 0..8 {
-            assert_noted(&place).await;
+            assert_noted(&endpoint).await;
         }
         drop(idle);
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn an_attempt_has_its_share_of_calls_and_the_others_have_theirs() {
+    async fn one_attempts_open_calls_do_not_block_other_attempts() {
         let dir = tempfile::tempdir().unwrap();
-        let place = start_test_socket(dir.path());
-        let greedy = place(GREEDY);
-        let mut asking = JoinSet::new();
+        let endpoint = start_test_socket(dir.path());
+        let greedy = endpoint(GREEDY);
+        let mut open_calls = JoinSet::new();
         for _ in 0..=ToolCallLimiter::MAX_CALLS_PER_ATTEMPT {
             let greedy = greedy.clone();
-            asking.spawn(async move { call_tool(&greedy, progress()).await });
+            open_calls.spawn(async move { call_tool(&greedy, progress()).await });
         }
         // All but one wait for an answer that does not come.
-        let first = asking.join_next().await.unwrap().unwrap().unwrap();
+        let first = open_calls.join_next().await.unwrap().unwrap().unwrap();
         let Some(tool_answer::Answer::Refused(refused)) = first.answer else {
             panic!("{first:?}");
         };
         let error = refused.error.unwrap();
         assert!(error.code == "too_many_calls" && error.retryable);
-        assert_noted(&place("other.")).await;
+        assert_noted(&endpoint("other.")).await;
     }
 
-    /// Nobody is asked: the other end of the channel is gone, and a capability is not even there.
+    /// No supervisor is needed: the channel is closed and the call has no capability.
     #[tokio::test]
-    async fn what_is_wrong_in_shape_is_refused_before_anybody_is_asked() {
-        let (calls, nobody) = mpsc::channel(1);
-        drop(nobody);
+    async fn a_malformed_call_is_refused_without_the_supervisor() {
+        let (calls, supervisor) = mpsc::channel(1);
+        drop(supervisor);
         let blank = |text: &str| {
             [
                 tool_call::Verb::Block(BlockDraft {
@@ -424,7 +429,7 @@ mod tests {
                 let Some(tool_answer::Answer::Refused(refused)) =
                     answer_call(call, &calls).await.answer
                 else {
-                    panic!("it was not refused");
+                    panic!("the call was not refused");
                 };
                 assert_eq!(refused.status, status);
             }

@@ -1,5 +1,6 @@
-//! What is named beneath a root stays inside it: no `..`, no absolute path and no link leads out of it. The kernel decides,
-//! component by component, so that nothing can be swapped between the look and the use.
+//! Keeps paths beneath a root: no `..`, absolute path or symbolic link may lead outside. The
+//! kernel checks every component while it opens the path, so nothing can be replaced between
+//! the check and the use.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 
-/// The kernel may ask to try again when something was renamed meanwhile.
+/// The kernel may return EAGAIN when a component was renamed meanwhile.
 const OPEN_TRIES: usize = 100;
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -17,19 +18,20 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CwdError {
     #[error(
-        "the working directory {} is outside its root {}; give one inside it, or another root with --workspace",
+        "the working directory {} is outside its root {}; choose a directory inside the root, or another root with --workspace",
         cwd.display(),
         root.display()
     )]
     Outside { cwd: PathBuf, root: PathBuf },
     #[error(
-        "the working directory {} cannot be used: {source}; choose one that exists on this daemon",
+        "the working directory {} cannot be used: {source}; choose a directory that exists on this daemon's machine",
         cwd.display()
     )]
     Unusable { cwd: PathBuf, source: io::Error },
 }
 
-/// The directory that `cwd` names beneath `root`, with every link followed. An absolute one must lie inside.
+/// The directory that `cwd` names beneath `root`, with every link followed. An absolute path
+/// must lie inside the root.
 pub(super) fn resolve_cwd(root: &Path, cwd: &Path) -> Result<PathBuf, CwdError> {
     let outside = || CwdError::Outside {
         cwd: cwd.to_owned(),
@@ -51,14 +53,15 @@ pub(super) fn resolve_cwd(root: &Path, cwd: &Path) -> Result<PathBuf, CwdError> 
     };
     let base = open(root, DIRECTORY, Mode::empty()).map_err(|error| unusable(error.into()))?;
     match open_beneath(&base, inner, DIRECTORY) {
-        Ok(found) => opened_path(&found).map_err(unusable),
+        Ok(directory) => opened_path(&directory).map_err(unusable),
         Err(Errno::XDEV | Errno::LOOP) => Err(outside()),
-        // A kernel or a sandbox without the call: the same question, asked less strictly.
+        // The kernel or a sandbox does not support openat2. This check is not safe against
+        // concurrent renames.
         Err(Errno::NOSYS | Errno::PERM) => {
-            let found = root.join(inner).canonicalize().map_err(unusable)?;
+            let resolved = root.join(inner).canonicalize().map_err(unusable)?;
             let root = root.canonicalize().map_err(unusable)?;
-            if found.starts_with(root) {
-                Ok(found)
+            if resolved.starts_with(root) {
+                Ok(resolved)
             } else {
                 Err(outside())
             }
@@ -67,29 +70,30 @@ pub(super) fn resolve_cwd(root: &Path, cwd: &Path) -> Result<PathBuf, CwdError> 
     }
 }
 
-/// Whether a root can be used at all, as one spelling without links.
+/// Checks that a root can be used and returns its path without links.
 pub(crate) fn check_root(path: &Path) -> io::Result<PathBuf> {
-    let found = path.canonicalize()?;
-    open(&found, DIRECTORY, Mode::empty())?;
-    Ok(found)
+    let resolved = path.canonicalize()?;
+    open(&resolved, DIRECTORY, Mode::empty())?;
+    Ok(resolved)
 }
 
-/// People may spell the root with links.
+/// Makes an absolute path relative to the root. The path may spell the root with symbolic
+/// links.
 fn strip_root(root: &Path, cwd: &Path) -> Option<PathBuf> {
     if let Ok(inner) = cwd.strip_prefix(root) {
         return Some(inner.to_owned());
     }
-    let found = cwd.canonicalize().ok()?;
+    let resolved = cwd.canonicalize().ok()?;
     let root = root.canonicalize().ok()?;
-    Some(found.strip_prefix(root).ok()?.to_owned())
+    Some(resolved.strip_prefix(root).ok()?.to_owned())
 }
 
-/// Opens what a path names, if every step to it stays beneath `base`.
-pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, how: OFlags) -> Result<OwnedFd, Errno> {
-    let flags = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+/// Opens a path if every component stays beneath `base`.
+pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut last = Errno::AGAIN;
     for _ in 0..OPEN_TRIES {
-        match openat2(base, inner, how, Mode::empty(), flags) {
+        match openat2(base, inner, flags, Mode::empty(), resolve) {
             Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
             done => return done,
         }
@@ -97,7 +101,7 @@ pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, how: OFlags) -> Result<
     Err(last)
 }
 
-/// Where something that is open is now.
+/// The current path of an open descriptor.
 pub(crate) fn opened_path(opened: &OwnedFd) -> io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let path = rustix::fs::readlinkat(CWD, link, Vec::new())?;
@@ -112,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_inside_is_found_and_nothing_leads_out() {
+    fn paths_inside_the_root_resolve_and_paths_outside_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let (root, other) = (dir.join("root"), dir.join("rooted"));
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_spelled_with_links_is_the_root() {
+    fn a_root_spelled_with_links_is_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         std::fs::create_dir_all(dir.join("root/a")).unwrap();

@@ -1,6 +1,7 @@
-//! The record of what was made for an attempt, beside the attempt: written when its directory is there and before
-//! anything is in it, and asked before anything is removed. The directory is known by its number on the disk, so that
-//! nothing else that came to stand under its name is touched.
+//! Record of the directory that was created for an attempt. It is stored in the attempt's
+//! directory after the workspace directory was created and before anything is put into it, and
+//! read before anything is removed. The directory is identified by device and inode, so that
+//! another directory at the same path is never touched.
 
 use std::fs;
 use std::io;
@@ -14,21 +15,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::storage::atomic_file;
 
-/// Its name in the attempt's directory.
+/// File name of the record in the attempt's directory.
 pub(crate) const RECORD_FILE: &str = "workspace";
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
-/// What a workspace was when the attempt came.
+/// State of a workspace when its attempt began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CreatedWorkspace {
-    /// The commit that it began with; empty outside git.
+    /// The commit at the start; empty outside git.
     pub(super) base_commit: String,
-    /// The directory that was made for it; none where it was there before.
+    /// The directory that was created for the attempt; `None` if it existed before.
     pub(super) directory: Option<DirectoryId>,
 }
 
-/// A directory, whatever it is called.
+/// Identity of a directory, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DirectoryId {
     device: u64,
@@ -48,20 +49,21 @@ impl CreatedWorkspace {
 
 impl DirectoryId {
     pub(super) fn of_path(path: &Path) -> io::Result<Self> {
-        fs::symlink_metadata(path).map(|found| Self::from(&found))
+        fs::symlink_metadata(path).map(|metadata| Self::from(&metadata))
     }
 }
 
 impl From<&fs::Metadata> for DirectoryId {
-    fn from(found: &fs::Metadata) -> Self {
+    fn from(metadata: &fs::Metadata) -> Self {
         Self {
-            device: found.dev(),
-            inode: found.ino(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
         }
     }
 }
 
-/// A new directory that only this user may enter. One that is there already is nobody's to give.
+/// Creates a directory that only this user may enter. An existing directory is an error,
+/// because it belongs to something else.
 pub(super) fn create_directory(path: &Path) -> io::Result<DirectoryId> {
     if let Some(parent) = path.parent() {
         fs::DirBuilder::new()
@@ -73,10 +75,10 @@ pub(super) fn create_directory(path: &Path) -> io::Result<DirectoryId> {
     DirectoryId::of_path(path)
 }
 
-/// The directory, whatever comes to stand under its name meanwhile; where it was made, only if it is still that one. A link
-/// in its place leads elsewhere.
-pub(super) fn open_directory(path: &Path, made: Option<DirectoryId>) -> io::Result<OwnedFd> {
-    let Some(made) = made else {
+/// Opens the directory and keeps it open even if its path is replaced. A created directory must
+/// still be the same one, and a symbolic link in its place is refused.
+pub(super) fn open_directory(path: &Path, created: Option<DirectoryId>) -> io::Result<OwnedFd> {
+    let Some(created) = created else {
         return Ok(rustix::fs::open(path, DIRECTORY, Mode::empty())?);
     };
     let opened = rustix::fs::open(path, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
@@ -84,7 +86,7 @@ pub(super) fn open_directory(path: &Path, made: Option<DirectoryId>) -> io::Resu
         Errno::NOTDIR | Errno::LOOP => replaced_error(),
         error => error.into(),
     })?);
-    if DirectoryId::from(&opened.metadata()?) == made {
+    if DirectoryId::from(&opened.metadata()?) == created {
         Ok(opened.into())
     } else {
         Err(replaced_error())
@@ -92,13 +94,13 @@ pub(super) fn open_directory(path: &Path, made: Option<DirectoryId>) -> io::Resu
 }
 
 fn replaced_error() -> io::Error {
-    io::Error::other("another directory stands there now")
+    io::Error::other("the directory was replaced by another one")
 }
 
-/// Removes the directory with all that is in it, if it is still the one that was made.
-pub(super) fn remove_directory(path: &Path, made: DirectoryId) -> io::Result<()> {
+/// Removes the directory and its content if it is still the one that was created.
+pub(super) fn remove_directory(path: &Path, created: DirectoryId) -> io::Result<()> {
     match DirectoryId::of_path(path) {
-        Ok(found) if found == made => fs::remove_dir_all(path),
+        Ok(id) if id == created => fs::remove_dir_all(path),
         Ok(_) => Err(replaced_error()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -110,35 +112,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_made_is_removed() {
+    fn only_the_created_directory_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("in/new");
-        let made = create_directory(&path).unwrap();
+        let created = create_directory(&path).unwrap();
         fs::write(path.join("file"), "work").unwrap();
-        assert!(create_directory(&path).is_err(), "it is there");
-        // Moved away, and another one in its place.
+        assert!(create_directory(&path).is_err(), "the directory exists");
+        // The directory was moved away, and another one is at its path.
         fs::rename(&path, dir.path().join("moved")).unwrap();
         fs::create_dir(&path).unwrap();
-        fs::write(path.join("file"), "somebody's").unwrap();
-        assert!(remove_directory(&path, made).is_err());
+        fs::write(path.join("file"), "other work").unwrap();
+        assert!(remove_directory(&path, created).is_err());
         assert!(path.join("file").exists() && dir.path().join("moved/file").exists());
         fs::remove_dir_all(&path).unwrap();
-        remove_directory(&path, made).unwrap();
+        remove_directory(&path, created).unwrap();
         fs::rename(dir.path().join("moved"), &path).unwrap();
-        remove_directory(&path, made).unwrap();
+        remove_directory(&path, created).unwrap();
         assert!(!path.exists());
     }
 
     #[test]
-    fn the_record_comes_back_and_a_torn_one_is_none() {
+    fn a_record_is_read_back_and_a_torn_one_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(CreatedWorkspace::read(dir.path()), None);
-        let made = CreatedWorkspace {
+        let created = CreatedWorkspace {
             base_commit: "abc".to_owned(),
             directory: Some(DirectoryId::of_path(dir.path()).unwrap()),
         };
-        made.write(dir.path()).unwrap();
-        assert_eq!(CreatedWorkspace::read(dir.path()), Some(made));
+        created.write(dir.path()).unwrap();
+        assert_eq!(CreatedWorkspace::read(dir.path()), Some(created));
         fs::write(dir.path().join(RECORD_FILE), "{\"base").unwrap();
         assert_eq!(CreatedWorkspace::read(dir.path()), None);
     }

@@ -1,5 +1,6 @@
-//! The few words that are said to git, each with an end in sight. A repository's own configuration may name programs:
-//! hooks and monitors are switched off, and whatever git starts carries the attempt's marker like all its processes.
+//! Runs git commands for a workspace, with bounded output. A repository's configuration may
+//! name programs, so hooks and monitors are switched off. Every process that git starts has the
+//! attempt's marker in its environment.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,12 +12,12 @@ use tokio::process::Command;
 
 use crate::process::{ATTEMPT_MARKER, identify_child, start_registered};
 
-/// Of what git says when it fails.
+/// Limit of stderr that is kept for an error message.
 const MAX_STDERR_BYTES: usize = 2048;
-/// Of what it says when it does not, where it is kept.
+/// Limit of stdout that is kept.
 const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
-/// Switched off whatever the repository says.
+/// Options that override the repository's configuration.
 const SAFE_OPTIONS: [&str; 6] = [
     "-c",
     "core.hooksPath=/dev/null",
@@ -28,13 +29,13 @@ const SAFE_OPTIONS: [&str; 6] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GitError {
-    #[error("cannot run git: {0}; install it, or use a workspace that needs none")]
+    #[error("cannot run git: {0}; install git, or use a workspace mode that does not need it")]
     NotRun(#[from] io::Error),
-    #[error("git {what} failed: {complaint}")]
-    Failed { what: String, complaint: String },
+    #[error("git {command} failed: {stderr}")]
+    Failed { command: String, stderr: String },
 }
 
-/// One repository as one attempt sees it.
+/// A repository that is used for one attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GitRepository<'a> {
     pub(super) directory: &'a Path,
@@ -42,69 +43,69 @@ pub(super) struct GitRepository<'a> {
 }
 
 impl GitRepository<'_> {
-    /// What it prints, without the line's end.
-    pub(super) async fn run<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String, GitError> {
-        let said = self.run_for_bytes(words).await?;
-        Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+    /// Runs git and returns its output without the trailing newline.
+    pub(super) async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String, GitError> {
+        let output = self.run_for_bytes(args).await?;
+        Ok(String::from_utf8_lossy(&output).trim_end().to_owned())
     }
 
     pub(super) async fn run_for_bytes<S: AsRef<OsStr>>(
         &self,
-        words: &[S],
+        args: &[S],
     ) -> Result<Vec<u8>, GitError> {
-        let mut said = Vec::new();
-        self.run_streaming(words, |bytes| {
-            let room = MAX_OUTPUT_BYTES.saturating_sub(said.len());
-            said.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let mut output = Vec::new();
+        self.run_streaming(args, |bytes| {
+            let room = MAX_OUTPUT_BYTES.saturating_sub(output.len());
+            output.extend_from_slice(&bytes[..bytes.len().min(room)]);
         })
         .await?;
-        Ok(said)
+        Ok(output)
     }
 
-    /// Everything that it prints, piece by piece. Dropping the future ends git.
+    /// Runs git and passes its output on piece by piece. Dropping the future ends git.
     pub(super) async fn run_streaming<S: AsRef<OsStr>>(
         &self,
-        words: &[S],
+        args: &[S],
         mut sink: impl FnMut(&[u8]),
     ) -> Result<(), GitError> {
-        let mut command = self.command(words);
+        let mut command = self.command(args);
         let mut child = start_registered(|| {
             let child = command.spawn()?;
             let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
             let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
             Ok::<_, io::Error>((id, child))
         })?;
-        let (mut stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let printed = async {
-            let mut piece = vec![0; 64 * 1024];
+        let (mut stdout, child_stderr) = (child.stdout.take(), child.stderr.take());
+        let streamed = async {
+            let mut buffer = vec![0; 64 * 1024];
             while let Some(stdout) = &mut stdout {
-                match stdout.read(&mut piece).await? {
+                match stdout.read(&mut buffer).await? {
                     0 => break,
-                    count => sink(&piece[..count]),
+                    count => sink(&buffer[..count]),
                 }
             }
             Ok::<_, io::Error>(())
         };
-        let (printed, complaint) = tokio::join!(printed, read_stderr(stderr));
-        printed?;
+        let (streamed, stderr) = tokio::join!(streamed, read_stderr(child_stderr));
+        streamed?;
         let status = child.wait().await?;
         if status.success() {
             return Ok(());
         }
-        let what = words.iter().map(|word| word.as_ref().to_string_lossy());
+        let command = args.iter().map(|arg| arg.as_ref().to_string_lossy());
         Err(GitError::Failed {
-            what: what.take(2).collect::<Vec<_>>().join(" "),
-            complaint,
+            command: command.take(2).collect::<Vec<_>>().join(" "),
+            stderr,
         })
     }
 
-    fn command<S: AsRef<OsStr>>(&self, words: &[S]) -> Command {
+    fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let mut command = Command::new("git");
         command
             .arg("-C")
             .arg(self.directory)
             .args(SAFE_OPTIONS)
-            .args(words)
+            .args(args)
             .env_clear()
             .envs(["PATH", "HOME"].into_iter().filter_map(inherited_variable))
             .env(ATTEMPT_MARKER, self.attempt_id)
@@ -125,18 +126,18 @@ fn inherited_variable(name: &'static str) -> Option<(&'static str, std::ffi::OsS
 }
 
 async fn read_stderr(stderr: Option<tokio::process::ChildStderr>) -> String {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(mut stderr) = stderr {
-        let mut piece = [0; 4096];
-        while let Ok(count @ 1..) = stderr.read(&mut piece).await {
-            let room = MAX_STDERR_BYTES.saturating_sub(said.len());
-            said.extend_from_slice(&piece[..count.min(room)]);
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
+            let room = MAX_STDERR_BYTES.saturating_sub(output.len());
+            output.extend_from_slice(&buffer[..count.min(room)]);
         }
     }
-    String::from_utf8_lossy(&said).trim().replace('\n', "; ")
+    String::from_utf8_lossy(&output).trim().replace('\n', "; ")
 }
 
-/// What `git --version` says.
+/// The output of `git --version`.
 pub(crate) async fn version() -> io::Result<String> {
     let git = GitRepository {
         directory: Path::new("/"),
@@ -144,6 +145,6 @@ pub(crate) async fn version() -> io::Result<String> {
     };
     git.run(&["--version"]).await.map_err(|error| match error {
         GitError::NotRun(error) => error,
-        GitError::Failed { complaint, .. } => io::Error::other(complaint),
+        GitError::Failed { stderr, .. } => io::Error::other(stderr),
     })
 }

@@ -1,5 +1,5 @@
-//! What an attempt left in a git directory: its commit, and a digest of what is not committed. Two equal digests mean
-//! equal changes; what the changes are stays where it is.
+//! Evidence of what an attempt left in a git directory: its commit and a digest of uncommitted
+//! changes. Equal digests mean equal changes. The changes themselves are not sent.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,10 +12,11 @@ use sha2::{Digest, Sha256};
 use super::git_command::{GitError, GitRepository};
 use super::lock::LOCK_FILE_IN_ROOT;
 
-/// Of files that git does not know, together; of the rest only names and sizes count.
+/// Limit for the content of all untracked files together. Beyond it only names and sizes are
+/// hashed.
 const MAX_UNTRACKED_BYTES: u64 = 256 * 1024 * 1024;
 
-/// What is there now.
+/// State of a git directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GitEvidence {
     pub(super) head_commit: String,
@@ -25,7 +26,7 @@ pub(super) struct GitEvidence {
 }
 
 pub(super) async fn collect_evidence(git: GitRepository<'_>) -> Result<GitEvidence, GitError> {
-    // A repository without a commit has no head; what is in it is still worth a digest.
+    // A repository without a commit has no head. Its content still gets a digest.
     let head_commit = read_head_commit(git).await;
     let lock = format!(":(exclude){LOCK_FILE_IN_ROOT}");
     let status = [
@@ -71,10 +72,10 @@ pub(super) async fn collect_evidence(git: GitRepository<'_>) -> Result<GitEviden
     })
 }
 
-/// Empty outside git, and before the first commit.
+/// Empty outside git and before the first commit.
 pub(super) async fn read_head_commit(git: GitRepository<'_>) -> String {
-    let asked = git.run(&["rev-parse", "--verify", "--quiet", "HEAD"]).await;
-    asked.unwrap_or_default()
+    let head = git.run(&["rev-parse", "--verify", "--quiet", "HEAD"]).await;
+    head.unwrap_or_default()
 }
 
 fn join_bytes(directory: &Path, name: &[u8]) -> PathBuf {
@@ -83,36 +84,36 @@ fn join_bytes(directory: &Path, name: &[u8]) -> PathBuf {
 }
 
 fn hash_files(mut digest: Sha256, files: &[PathBuf]) -> Sha256 {
-    let mut left = MAX_UNTRACKED_BYTES;
+    let mut remaining = MAX_UNTRACKED_BYTES;
     for path in files {
-        // A file that cannot be read counts by its name, which is in the status.
-        if let Ok(read) = hash_file(&mut digest, path, left) {
-            left = left.saturating_sub(read);
+        // A file that cannot be read counts by its name, which is part of the status.
+        if let Ok(read) = hash_file(&mut digest, path, remaining) {
+            remaining = remaining.saturating_sub(read);
         }
     }
     digest
 }
 
-/// Never waits: a pipe that somebody left is not read.
-fn hash_file(digest: &mut Sha256, path: &Path, most: u64) -> io::Result<u64> {
+/// Never blocks: a pipe in the directory is opened but not read.
+fn hash_file(digest: &mut Sha256, path: &Path, limit: u64) -> io::Result<u64> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options()
         .read(true)
         .custom_flags(i32::try_from(flags.bits()).unwrap_or(0))
         .open(path)?;
-    let size = file.metadata()?;
-    if !size.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Ok(0);
     }
-    digest.update(size.len().to_be_bytes());
-    let mut file = file.take(most);
-    let (mut piece, mut read) = (vec![0; 64 * 1024], 0);
+    digest.update(metadata.len().to_be_bytes());
+    let mut file = file.take(limit);
+    let (mut buffer, mut read) = (vec![0; 64 * 1024], 0);
     loop {
-        let count = file.read(&mut piece)?;
+        let count = file.read(&mut buffer)?;
         if count == 0 {
             return Ok(read);
         }
-        digest.update(&piece[..count]);
+        digest.update(&buffer[..count]);
         read += count as u64;
     }
 }

@@ -1,6 +1,8 @@
-//! Coming and going: the directory is there, locked where it is shared, before the child runs; at the end what is left is
-//! written down, what was made goes or stays by policy, and the next one may come in. Every step can be cut short by a
-//! killed daemon: the attempt's own directory says what was planned and what was made, and the next daemon leaves for it.
+//! Preparing and cleaning up a workspace. Before the child runs, the directory exists and a
+//! shared root is locked. At the end the state is recorded, a created directory is removed or
+//! kept by policy, and the lock is released. A crash of the daemon can interrupt every step:
+//! the attempt's directory records what was planned and created, and the next daemon cleans up
+//! from that.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -21,22 +23,22 @@ use super::{SharingMode, WorkspacePlan, confined_path};
 use crate::config::WorkspaceRetention;
 use crate::process::ProcessId;
 
-/// For giving a lock back.
+/// Time limit for releasing a lock.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who comes.
+/// The attempt that uses a workspace.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkspaceOccupant {
-    /// As it stands in the lock of a shared root.
+    /// As it is written into the lock of a shared root.
     pub(crate) holder: LockHolder,
-    /// The attempt's own directory, for the record.
+    /// The attempt's own directory, where the record is stored.
     pub(crate) attempt_dir: PathBuf,
 }
 
-/// Why an attempt cannot work there.
+/// Why an attempt cannot use its workspace.
 #[derive(Debug)]
 pub(crate) enum PrepareError {
-    /// Somebody is in there: who, for people.
+    /// Another attempt uses the root; describes it for display.
     Busy(String),
     Failed {
         code: &'static str,
@@ -59,26 +61,26 @@ impl From<GitError> for PrepareError {
     }
 }
 
-/// Makes the place and returns the working directory in it, with what is known at the start. Dropping the future
-/// leaves what is half made to `leave`.
+/// Creates the workspace and returns the working directory in it, with the first report. If the
+/// future is dropped, `clean_up` removes what was created so far.
 pub(crate) async fn prepare(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
+    occupant: &WorkspaceOccupant,
 ) -> Result<(PathBuf, Option<WorkspaceReport>), PrepareError> {
     let git = |directory| GitRepository {
         directory,
-        attempt_id: &guest.holder.attempt_id,
+        attempt_id: &occupant.holder.attempt_id,
     };
     let base_commit = match plan.mode {
         SharingMode::WorkDir => return Ok((find_cwd(plan).await?, None)),
         SharingMode::Shared => {
-            take_lock(plan, guest).await?;
+            take_lock(plan, occupant).await?;
             let base = git_evidence::read_head_commit(git(&plan.root)).await;
-            write_record(guest, &base, None).await?;
+            write_record(occupant, &base, None).await?;
             base
         }
         SharingMode::Scratch => {
-            create_and_record(plan, guest, "").await?;
+            create_and_record(plan, occupant, "").await?;
             String::new()
         }
         SharingMode::Worktree => {
@@ -88,12 +90,12 @@ pub(crate) async fn prepare(
             let base = head.map_err(|error| {
                 let root = plan.root.display();
                 PrepareError::bad_cwd(format!(
-                    "{root} can have no worktrees: {error}; give it a first commit, or ask for another --workspace-mode"
+                    "cannot create a worktree of {root}: {error}; make a first commit there, or choose another --workspace-mode"
                 ))
             })?;
-            create_and_record(plan, guest, &base).await?;
+            create_and_record(plan, occupant, &base).await?;
             let path = plan.path.to_string_lossy();
-            let words = [
+            let args = [
                 "worktree",
                 "add",
                 "--quiet",
@@ -102,7 +104,7 @@ pub(crate) async fn prepare(
                 &path,
                 &base,
             ];
-            git(&plan.root).run(&words).await?;
+            git(&plan.root).run(&args).await?;
             base
         }
     };
@@ -114,7 +116,7 @@ pub(crate) async fn prepare(
     Ok((cwd, Some(report)))
 }
 
-/// From here on another process stands for the attempt in a shared root.
+/// Makes another process the lock's holder for the attempt in a shared root.
 pub(crate) async fn transfer_lock(
     root: PathBuf,
     attempt_id: String,
@@ -123,102 +125,106 @@ pub(crate) async fn transfer_lock(
     lock::retry_while_busy(move || lock::transfer(&root, &attempt_id, to)).await
 }
 
-/// How an attempt goes.
+/// How a workspace is cleaned up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkspaceCleanup {
-    /// Nobody of it is left, as far as can be proved. Otherwise nothing is removed, and the lock falls with its holder.
+    /// It is proved that no process of the attempt is left. Otherwise nothing is removed, and
+    /// the lock ends with its holder.
     pub(crate) processes_proved_gone: bool,
-    /// For seeing what is left, and removing what is to go.
+    /// Time limit for inspecting and removing the workspace.
     pub(crate) time_limit: Duration,
 }
 
-/// The attempt is over. Says what it leaves; idempotent, and harmless where nothing was made.
+/// Cleans up after an ended attempt and reports what it leaves. May be repeated, and does
+/// nothing where nothing was created.
 pub(crate) async fn clean_up(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
-    departure: WorkspaceCleanup,
+    occupant: &WorkspaceOccupant,
+    cleanup: WorkspaceCleanup,
 ) -> Option<WorkspaceReport> {
     if plan.mode == SharingMode::WorkDir {
         return None;
     }
     let mut report = plan.initial_report();
     let WorkspaceCleanup {
-        processes_proved_gone: is_proved,
-        time_limit: limit,
-    } = departure;
-    let wound_up = report_and_remove(plan, guest, is_proved, &mut report);
-    if tokio::time::timeout(limit, wound_up).await.is_err() {
-        warn!(path = %plan.path.display(), "no time to see what is left; it stays as it is");
+        processes_proved_gone,
+        time_limit,
+    } = cleanup;
+    let finished = report_and_remove(plan, occupant, processes_proved_gone, &mut report);
+    if tokio::time::timeout(time_limit, finished).await.is_err() {
+        warn!(path = %plan.path.display(), "workspace inspection timed out; the workspace is kept");
         if report.head_commit.is_empty() && report.changed_files == 0 {
             report.dirty_digest = UNKNOWN_DIGEST.to_owned();
         }
     }
-    if is_proved {
-        release_lock(plan, guest).await;
+    if processes_proved_gone {
+        release_lock(plan, occupant).await;
     }
     Some(report)
 }
 
 async fn report_and_remove(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
-    is_proved: bool,
+    occupant: &WorkspaceOccupant,
+    processes_proved_gone: bool,
     report: &mut WorkspaceReport,
 ) {
-    let directory = guest.attempt_dir.clone();
-    let made = run_blocking(move || Ok(CreatedWorkspace::read(&directory))).await;
-    let makes = plan.path != plan.root;
-    match made.ok().flatten() {
-        // Something stood there before: that is nobody's to look at or to remove.
-        Some(made) if makes && made.directory.is_none() => {}
-        Some(made) => {
-            report.base_commit.clone_from(&made.base_commit);
-            inspect_workspace(plan, guest, &made, report).await;
-            if is_proved {
-                remove_by_policy(plan, guest, &made, report).await;
+    let directory = occupant.attempt_dir.clone();
+    let created = run_blocking(move || Ok(CreatedWorkspace::read(&directory))).await;
+    let has_own_directory = plan.path != plan.root;
+    match created.ok().flatten() {
+        // The directory existed before the attempt, so it is neither inspected nor removed.
+        Some(created) if has_own_directory && created.directory.is_none() => {}
+        Some(created) => {
+            report.base_commit.clone_from(&created.base_commit);
+            inspect_workspace(plan, occupant, &created, report).await;
+            if processes_proved_gone {
+                remove_by_policy(plan, occupant, &created, report).await;
             }
         }
-        // Made and not noted: then nothing is in it, and only then does it go.
-        None if makes => {
+        // The directory may have been created without a record. Then it is empty, and it is
+        // removed only if it is.
+        None if has_own_directory => {
             let path = plan.path.clone();
             let removed = run_blocking(move || std::fs::remove_dir(path)).await;
-            let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-            report.kept = removed.is_err_and(|error| !is_gone(&error));
+            let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+            report.kept = removed.is_err_and(|error| !is_missing(&error));
         }
         None => {}
     }
 }
 
 /// Lets the next attempt into a shared root.
-async fn release_lock(plan: &WorkspacePlan, guest: &WorkspaceOccupant) {
+async fn release_lock(plan: &WorkspacePlan, occupant: &WorkspaceOccupant) {
     let Some(root) = plan.exclusive_root().map(Path::to_owned) else {
         return;
     };
-    let id = guest.holder.attempt_id.clone();
+    let id = occupant.holder.attempt_id.clone();
     let released = lock::retry_while_busy(move || lock::release(&root, &id));
-    // Later it is released all the same, or not: nobody's last word waits for that.
+    // The attempt's result does not wait for the lock. A release that is late still takes
+    // effect.
     let released = tokio::time::timeout(RELEASE_TIMEOUT, released).await;
     if let Err(error) = released.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        // Its holder is dead, which the next one sees for itself.
-        warn!(root = %plan.root.display(), %error, "the lock of a workspace was not removed");
+        // The holder is dead, which the next attempt detects.
+        warn!(root = %plan.root.display(), %error, "cannot release the workspace lock");
     }
 }
 
 async fn inspect_workspace(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
-    made: &CreatedWorkspace,
+    occupant: &WorkspaceOccupant,
+    created: &CreatedWorkspace,
     report: &mut WorkspaceReport,
 ) {
     let git = GitRepository {
         directory: &plan.path,
-        attempt_id: &guest.holder.attempt_id,
+        attempt_id: &occupant.holder.attempt_id,
     };
-    let (path, number) = (plan.path.clone(), made.directory);
-    // A mount that hangs shows nothing, and git would hang there too.
-    let (is_git, entries) = match run_blocking(move || inspect_directory(&path, number)).await {
-        Ok(seen) => seen,
-        // Then nothing is in it.
+    let (path, id) = (plan.path.clone(), created.directory);
+    // A mount that hangs blocks this call, so git is not started there.
+    let (is_git, entries) = match run_blocking(move || inspect_directory(&path, id)).await {
+        Ok(inspected) => inspected,
+        // The directory is gone, so nothing is left in it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => return mark_unknown(plan, report, &error),
     };
@@ -226,11 +232,11 @@ async fn inspect_workspace(
         report.changed_files = entries;
         return;
     }
-    // Git would look for a repository above it, and tell of that one.
+    // Git would find a repository in a parent directory and report its state.
     if plan.mode == SharingMode::Worktree && !is_git {
-        return mark_unknown(plan, report, &"it is no worktree any more");
+        return mark_unknown(plan, report, &"it is not a worktree any more");
     }
-    if made.base_commit.is_empty() && plan.mode == SharingMode::Shared && !is_git {
+    if created.base_commit.is_empty() && plan.mode == SharingMode::Shared && !is_git {
         return;
     }
     match git_evidence::collect_evidence(git).await {
@@ -247,40 +253,41 @@ async fn inspect_workspace(
     }
 }
 
-/// Nothing is known to be left, which is not the same as that nothing is.
+/// Marks the changes as unknown, which differs from having no changes.
 fn mark_unknown(plan: &WorkspacePlan, report: &mut WorkspaceReport, why: &dyn std::fmt::Display) {
-    warn!(path = %plan.path.display(), %why, "cannot see what was left");
+    warn!(path = %plan.path.display(), %why, "cannot inspect the workspace");
     report.dirty_digest = UNKNOWN_DIGEST.to_owned();
 }
 
-/// Whether git knows the directory, and how much is in it. One that was made is looked into only if it still stands there.
+/// Whether the directory is a git work tree, and its number of entries. A created directory is
+/// inspected only if it is still the same one.
 fn inspect_directory(
     directory: &Path,
-    made: Option<created_directory::DirectoryId>,
+    created: Option<created_directory::DirectoryId>,
 ) -> io::Result<(bool, u64)> {
-    let opened = created_directory::open_directory(directory, made)?;
+    let opened = created_directory::open_directory(directory, created)?;
     let inside = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let entries = std::fs::read_dir(&inside)?.count() as u64;
     let is_git = std::fs::symlink_metadata(inside.join(".git")).is_ok();
     Ok((is_git, entries))
 }
 
-/// Removes what was made, where the policy and what is left allow it.
+/// Removes the created directory if the policy and its content allow it.
 async fn remove_by_policy(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
-    made: &CreatedWorkspace,
+    occupant: &WorkspaceOccupant,
+    created: &CreatedWorkspace,
     report: &mut WorkspaceReport,
 ) {
-    let Some(directory) = made.directory else {
+    let Some(directory) = created.directory else {
         return;
     };
-    let stays = match plan.keep {
+    let is_kept = match plan.keep {
         WorkspaceRetention::Always => true,
         WorkspaceRetention::Never => false,
-        WorkspaceRetention::Changed => !is_disposable(plan, guest, report).await,
+        WorkspaceRetention::Changed => !is_disposable(plan, occupant, report).await,
     };
-    if stays {
+    if is_kept {
         return;
     }
     let removed = match plan.mode {
@@ -289,20 +296,20 @@ async fn remove_by_policy(
             let path = plan.path.clone();
             run_blocking(move || created_directory::remove_directory(&path, directory)).await
         }
-        SharingMode::Worktree => remove_worktree(plan, guest, made).await,
+        SharingMode::Worktree => remove_worktree(plan, occupant, created).await,
     };
     match removed {
         Ok(()) => report.kept = false,
         Err(error) => {
-            warn!(path = %plan.path.display(), %error, "a directory that was made for an attempt stays");
+            warn!(path = %plan.path.display(), %error, "cannot remove the workspace directory of an attempt");
         }
     }
 }
 
-/// Nothing in it would be lost: commits stay on the branch.
+/// Whether removing it loses no work. Commits stay on the branch.
 async fn is_disposable(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
+    occupant: &WorkspaceOccupant,
     report: &WorkspaceReport,
 ) -> bool {
     match plan.mode {
@@ -314,50 +321,54 @@ async fn is_disposable(
         SharingMode::Worktree => {
             let git = GitRepository {
                 directory: &plan.root,
-                attempt_id: &guest.holder.attempt_id,
+                attempt_id: &occupant.holder.attempt_id,
             };
-            let words = ["rev-parse", "--verify", "--quiet", &plan.branch];
-            let tip = git.run(&words).await.unwrap_or_default();
+            let args = ["rev-parse", "--verify", "--quiet", &plan.branch];
+            let tip = git.run(&args).await.unwrap_or_default();
             let is_clean = report.dirty_digest.is_empty() && !report.head_commit.is_empty();
             is_clean && (report.head_commit == report.base_commit || report.head_commit == tip)
         }
     }
 }
 
-/// A branch that was never moved goes with it; git checks that it was not.
+/// Removes the worktree and its branch. The branch is deleted only if it still points to the
+/// base commit, which git checks.
 async fn remove_worktree(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
-    made: &CreatedWorkspace,
+    occupant: &WorkspaceOccupant,
+    created: &CreatedWorkspace,
 ) -> io::Result<()> {
-    let (path, number) = (plan.path.clone(), made.directory);
+    let (path, id) = (plan.path.clone(), created.directory);
     let is_ours =
-        run_blocking(move || Ok(Some(created_directory::DirectoryId::of_path(&path)?) == number))
-            .await;
+        run_blocking(move || Ok(Some(created_directory::DirectoryId::of_path(&path)?) == id)).await;
     let git = GitRepository {
         directory: &plan.root,
-        attempt_id: &guest.holder.attempt_id,
+        attempt_id: &occupant.holder.attempt_id,
     };
     match is_ours {
         Ok(true) => {
             let path = plan.path.to_string_lossy();
-            let words = ["worktree", "remove", "--force", &*path];
-            git.run(&words).await.map_err(io::Error::other)?;
+            let args = ["worktree", "remove", "--force", &*path];
+            git.run(&args).await.map_err(io::Error::other)?;
         }
-        Ok(false) => return Err(io::Error::other("another directory stands there now")),
+        Ok(false) => {
+            return Err(io::Error::other(
+                "the directory was replaced by another one",
+            ));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     let branch = format!("refs/heads/{}", plan.branch);
-    // It has moved, and so stays.
+    // This fails if the branch has moved, and then the branch stays.
     let _ = git
-        .run(&["update-ref", "-d", &branch, &made.base_commit])
+        .run(&["update-ref", "-d", &branch, &created.base_commit])
         .await;
     Ok(())
 }
 
-async fn take_lock(plan: &WorkspacePlan, guest: &WorkspaceOccupant) -> Result<(), PrepareError> {
-    let (root, holder) = (plan.root.clone(), guest.holder.clone());
+async fn take_lock(plan: &WorkspacePlan, occupant: &WorkspaceOccupant) -> Result<(), PrepareError> {
+    let (root, holder) = (plan.root.clone(), occupant.holder.clone());
     match lock::retry_while_busy(move || lock::acquire(&root, &holder)).await {
         Ok(LockOutcome::Acquired) => Ok(()),
         Ok(LockOutcome::Busy(holder)) => Err(PrepareError::Busy(holder.to_string())),
@@ -373,27 +384,27 @@ async fn take_lock(plan: &WorkspacePlan, guest: &WorkspaceOccupant) -> Result<()
 
 async fn create_and_record(
     plan: &WorkspacePlan,
-    guest: &WorkspaceOccupant,
+    occupant: &WorkspaceOccupant,
     base: &str,
 ) -> Result<(), PrepareError> {
     let path = plan.path.clone();
-    let made = run_blocking(move || created_directory::create_directory(&path)).await;
-    if let Err(error) = &made
+    let created = run_blocking(move || created_directory::create_directory(&path)).await;
+    if let Err(error) = &created
         && error.kind() == io::ErrorKind::AlreadyExists
     {
-        write_record(guest, base, None).await?;
+        write_record(occupant, base, None).await?;
     }
-    let number = made.map_err(|error| {
+    let id = created.map_err(|error| {
         PrepareError::bad_cwd(format!(
-            "cannot make the directory {}: {error}",
+            "cannot create the directory {}: {error}",
             plan.path.display()
         ))
     })?;
-    write_record(guest, base, Some(number)).await
+    write_record(occupant, base, Some(id)).await
 }
 
 async fn write_record(
-    guest: &WorkspaceOccupant,
+    occupant: &WorkspaceOccupant,
     base: &str,
     directory: Option<created_directory::DirectoryId>,
 ) -> Result<(), PrepareError> {
@@ -401,22 +412,23 @@ async fn write_record(
         base_commit: base.to_owned(),
         directory,
     };
-    let place = guest.attempt_dir.clone();
-    let noted = run_blocking(move || record.write(&place)).await;
-    noted.map_err(|error| PrepareError::Failed {
+    let attempt_dir = occupant.attempt_dir.clone();
+    let written = run_blocking(move || record.write(&attempt_dir)).await;
+    written.map_err(|error| PrepareError::Failed {
         code: codes::SPAWN_FAILED,
-        message: format!("cannot note the workspace: {error}"),
+        message: format!("cannot write the workspace record: {error}"),
     })
 }
 
 async fn find_cwd(plan: &WorkspacePlan) -> Result<PathBuf, PrepareError> {
     let (path, cwd) = (plan.path.clone(), plan.cwd.clone());
-    let found = tokio::task::spawn_blocking(move || confined_path::resolve_cwd(&path, &cwd)).await;
-    let found = found.map_err(PrepareError::bad_cwd)?;
-    found.map_err(PrepareError::bad_cwd)
+    let resolved =
+        tokio::task::spawn_blocking(move || confined_path::resolve_cwd(&path, &cwd)).await;
+    let resolved = resolved.map_err(PrepareError::bad_cwd)?;
+    resolved.map_err(PrepareError::bad_cwd)
 }
 
-/// A disk that hangs holds up nobody else.
+/// Runs on a blocking thread, so that a disk that hangs delays nothing else.
 pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

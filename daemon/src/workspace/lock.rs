@@ -1,7 +1,8 @@
-//! One attempt at a time in a shared root. The lock is a small file beside the work: who holds it, by pid and start time
-//! under one boot of the machine, so that neither a killed holder nor a reused pid keeps anybody out. The holder is the
-//! attempt's shim, which outlives the daemon; until there is one, the daemon that starts it, and nothing runs under that.
-//! A file that cannot be read whole was being written by somebody who died: it holds nothing.
+//! The lock of a shared root, which admits one attempt at a time. It is a small file that names
+//! its holder by pid, start time and boot id, so that neither a killed holder nor a reused pid
+//! blocks others. The holder is the attempt's shim, which outlives the daemon. Until the shim
+//! runs it is the daemon that starts it, and no child runs yet. A file that cannot be decoded
+//! was left by a process that died while writing it, and counts as free.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,27 +17,27 @@ use serde::{Deserialize, Serialize};
 use super::lifecycle::run_blocking;
 use crate::process::{ProcessId, read_stat};
 
-/// Inside git's own directory, where neither a commit nor a cleanup of the tree finds it.
+/// Inside the `.git` directory, where neither a commit nor a cleanup of the tree touches it.
 const LOCK_FILE_IN_GIT: &str = "baton-lock";
-/// Where there is no git.
+/// Used where there is no `.git`.
 pub(super) const LOCK_FILE_IN_ROOT: &str = ".baton-lock";
-/// More than any record needs.
+/// More than any lock record needs.
 const MAX_LOCK_BYTES: u64 = 16 * 1024;
-/// Daemons keep the file to themselves for a read and a write. Whoever does so for longer is none, and every process of the
-/// user could: nobody waits for that.
+/// A daemon locks the file only for one read and one write. A process that locks it for longer
+/// is not a daemon, and any process of the user could do that, so the tries are limited.
 const LOCK_TRIES: u32 = 50;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Who is in a workspace.
+/// The process and attempt that own a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LockHolder {
     pub(crate) pid: i32,
-    /// Clock ticks after boot: a pid may be given away again, a pid with its start time is not.
+    /// Clock ticks since boot. A pid can be reused, a pid with its start time cannot.
     pub(crate) start_time: u64,
     pub(crate) boot_id: String,
     pub(crate) attempt_id: String,
     pub(crate) task_id: String,
-    /// The daemon's name, for people.
+    /// The daemon's name, for display.
     pub(crate) daemon: String,
 }
 
@@ -59,11 +60,11 @@ impl std::fmt::Display for LockHolder {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LockOutcome {
     Acquired,
-    /// Somebody who lives is in there.
+    /// Held by another attempt whose process is alive.
     Busy(Box<LockHolder>),
 }
 
-/// Takes the lock, unless a living process holds it. What a dead one left is taken over.
+/// Takes the lock unless a living process holds it. The lock of a dead process is taken over.
 pub(super) fn acquire(root: &Path, wanted: &LockHolder) -> io::Result<LockOutcome> {
     let mut file = open_exclusively(root)?;
     if let Some(holder) = read_holder(&mut file)
@@ -76,19 +77,21 @@ pub(super) fn acquire(root: &Path, wanted: &LockHolder) -> io::Result<LockOutcom
     Ok(LockOutcome::Acquired)
 }
 
-/// Its own, or one that this very process took for an attempt that was called off: of two attempts of one daemon the
-/// second is refused before it comes here.
+/// The attempt's own lock, or one that this process took for an attempt that was called off. A
+/// second attempt of the same daemon is refused before it gets here.
 fn is_same_owner(holder: &LockHolder, wanted: &LockHolder) -> bool {
     let process = |holder: &LockHolder| (holder.pid, holder.start_time);
     holder.attempt_id == wanted.attempt_id || process(holder) == process(wanted)
 }
 
-/// From here on another process stands for the same attempt.
+/// Makes another process the lock's holder for the same attempt.
 pub(super) fn transfer(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
     let mut file = open_exclusively(root)?;
     let Some(holder) = read_holder(&mut file).filter(|holder| holder.attempt_id == attempt_id)
     else {
-        return Err(io::Error::other("the lock of the workspace was lost"));
+        return Err(io::Error::other(
+            "this attempt no longer has the workspace lock",
+        ));
     };
     let holder = LockHolder {
         pid: to.pid,
@@ -98,7 +101,7 @@ pub(super) fn transfer(root: &Path, attempt_id: &str, to: ProcessId) -> io::Resu
     write_holder(&mut file, Some(&holder))
 }
 
-/// Lets the next one in, if it is this attempt that is in there.
+/// Frees the lock if this attempt has it.
 pub(super) fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
     let mut file = open_exclusively(root)?;
     if read_holder(&mut file).is_some_and(|holder| holder.attempt_id == attempt_id) {
@@ -107,31 +110,33 @@ pub(super) fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The file, with everybody else kept from it for as long as it is open. It stays when it holds nothing: who removes it
-/// could remove the one that another has just made.
+/// Opens the lock file with an exclusive flock, which lasts until the file is closed. The file
+/// is never removed: a process that removes it could remove one that another process has just
+/// created.
 fn open_exclusively(root: &Path) -> io::Result<File> {
-    let place = lock_path(root);
+    let path = lock_path(root);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(&place)?;
+        .open(&path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(io::Error::new(
             io::ErrorKind::WouldBlock,
             format!(
-                "some process keeps {} to itself (flock); end that process",
-                place.display()
+                "another process has locked {} with flock; end that process",
+                path.display()
             ),
         )),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Off the loop, and again while another process keeps the file to itself, as a daemon does for a moment.
+/// Runs `work` on a blocking thread and retries while another process has the flock, which a
+/// daemon has only briefly.
 pub(super) async fn retry_while_busy<T: Send + 'static>(
     work: impl Fn() -> io::Result<T> + Clone + Send + 'static,
 ) -> io::Result<T> {
@@ -151,12 +156,12 @@ fn lock_path(root: &Path) -> PathBuf {
     if git.is_dir() {
         return git.join(LOCK_FILE_IN_GIT);
     }
-    // A worktree of somebody else's making names its directory in a file.
-    let named = std::fs::read_to_string(&git).ok();
-    let named = named
+    // The `.git` of a worktree created by the user is a file that names the directory.
+    let pointer = std::fs::read_to_string(&git).ok();
+    let target = pointer
         .as_deref()
         .and_then(|text| text.strip_prefix("gitdir: "));
-    match named.map(|path| root.join(path.trim_end())) {
+    match target.map(|path| root.join(path.trim_end())) {
         Some(directory) if directory.is_dir() => directory.join(LOCK_FILE_IN_GIT),
         Some(_) | None => root.join(LOCK_FILE_IN_ROOT),
     }
@@ -178,13 +183,13 @@ fn write_holder(file: &mut File, holder: Option<&LockHolder>) -> io::Result<()> 
     }
 }
 
-/// A look that fails does not say that nobody is there.
+/// An error is returned as such: it does not prove that the holder is dead.
 fn is_holder_alive(holder: &LockHolder, boot_id: &str) -> io::Result<bool> {
     if holder.boot_id != boot_id {
         return Ok(false);
     }
-    let seen = read_stat(holder.pid)?;
-    Ok(seen.is_some_and(|stat| stat.id.start_time == holder.start_time && !stat.is_zombie()))
+    let stat = read_stat(holder.pid)?;
+    Ok(stat.is_some_and(|stat| stat.id.start_time == holder.start_time && !stat.is_zombie()))
 }
 
 #[cfg(test)]
@@ -216,8 +221,9 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Other tests start processes, which have the file open, and so its lock, between fork and exec.
-    fn patient<T>(work: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    /// Between fork and exec, processes of other tests have the file open and thereby its
+    /// flock.
+    fn retry_flock<T>(work: impl Fn() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -229,19 +235,19 @@ mod tests {
     }
 
     fn take(root: &Path, wanted: &LockHolder) -> io::Result<LockOutcome> {
-        patient(|| acquire(root, wanted))
+        retry_flock(|| acquire(root, wanted))
     }
 
-    fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
-        patient(|| transfer(root, attempt_id, to))
+    fn transfer_to(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
+        retry_flock(|| transfer(root, attempt_id, to))
     }
 
     fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
-        patient(|| super::release(root, attempt_id))
+        retry_flock(|| super::release(root, attempt_id))
     }
 
     #[test]
-    fn one_at_a_time_and_the_other_is_told_who() {
+    fn a_second_attempt_is_refused_and_gets_the_lock_holder() {
         let root = tempfile::tempdir().unwrap();
         let ((child, id), (other, other_id)) = (sleeper(), sleeper());
         let (first, second) = (holder(id, "a"), holder(other_id, "b"));
@@ -249,10 +255,10 @@ mod tests {
         assert_eq!(
             take(root.path(), &first).unwrap(),
             LockOutcome::Acquired,
-            "it is in"
+            "an attempt can take its own lock again"
         );
-        let held = take(root.path(), &second).unwrap();
-        assert_eq!(held, LockOutcome::Busy(Box::new(first)));
+        let busy = take(root.path(), &second).unwrap();
+        assert_eq!(busy, LockOutcome::Busy(Box::new(first)));
         release(root.path(), "b").unwrap();
         assert!(matches!(
             take(root.path(), &second),
@@ -264,7 +270,7 @@ mod tests {
         assert_eq!(
             take(root.path(), &after).unwrap(),
             LockOutcome::Acquired,
-            "called off"
+            "the lock of an attempt that was called off is taken over"
         );
         end(child);
         end(other);
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_pid_another_boot_and_a_torn_file_hold_nothing() {
+    fn a_reused_pid_another_boot_or_a_torn_file_leaves_the_lock_free() {
         let root = tempfile::tempdir().unwrap();
         let (child, id) = sleeper();
         let next = holder(id, "b");
@@ -306,41 +312,41 @@ mod tests {
     }
 
     #[test]
-    fn handed_over_it_stands_and_falls_with_the_new_process() {
+    fn a_transferred_lock_lasts_as_long_as_the_new_process() {
         let root = tempfile::tempdir().unwrap();
         let ((child, id), (shim, shim_id)) = (sleeper(), sleeper());
         take(root.path(), &holder(id, "a")).unwrap();
-        hand_over(root.path(), "a", shim_id).unwrap();
+        transfer_to(root.path(), "a", shim_id).unwrap();
         end(child);
         let (other, other_id) = sleeper();
         let next = holder(other_id, "b");
         assert!(matches!(take(root.path(), &next), Ok(LockOutcome::Busy(_))));
         end(shim);
         assert_eq!(take(root.path(), &next).unwrap(), LockOutcome::Acquired);
-        assert!(hand_over(root.path(), "a", other_id).is_err());
+        assert!(transfer_to(root.path(), "a", other_id).is_err());
         end(other);
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_long_for_a_process_that_keeps_the_file_to_itself() {
+    async fn waiting_for_a_locked_lock_file_is_limited() {
         let root = tempfile::tempdir().unwrap();
         let (child, id) = sleeper();
         let (first, path) = (holder(id, "a"), root.path().to_owned());
         let take = move || acquire(&path, &first);
-        patient(&take).unwrap();
-        let kept = patient(|| open_exclusively(root.path())).unwrap();
+        retry_flock(&take).unwrap();
+        let locked = retry_flock(|| open_exclusively(root.path())).unwrap();
         let busy = retry_while_busy(take.clone()).await.unwrap_err();
         assert!(busy.to_string().contains(LOCK_FILE_IN_ROOT), "{busy}");
         assert!(transfer(root.path(), "a", id).is_err());
         assert!(super::release(root.path(), "a").is_err());
-        let coming = tokio::spawn(retry_while_busy(take));
-        drop(kept);
-        assert_eq!(coming.await.unwrap().unwrap(), LockOutcome::Acquired);
+        let waiting = tokio::spawn(retry_while_busy(take));
+        drop(locked);
+        assert_eq!(waiting.await.unwrap().unwrap(), LockOutcome::Acquired);
         end(child);
     }
 
     #[test]
-    fn in_a_repository_the_work_tree_stays_as_it_was() {
+    fn the_lock_does_not_change_the_work_tree_of_a_repository() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join(".git")).unwrap();
         let (child, id) = sleeper();

@@ -1,7 +1,11 @@
-//! Where an attempt works: which directory, shared how, and what it left there. Roots are named in `daemon.toml`; names
-//! that people give stay in it, names on the disk come from ids. `plan` decides without looking at a disk, `visit` makes
-//! and leaves a place, `lock` lets one attempt at a time into a shared one, `beneath` keeps a working directory inside
-//! its root, `git` and `evidence` say what was there and what is left. What was not made here is never removed.
+//! Workspaces of attempts: which directory an attempt uses, how it is shared, and what the
+//! attempt left in it. Roots are configured in `daemon.toml`; directories on disk are named by
+//! ids.
+//!
+//! [`WorkspacePlan`] is decided without I/O. `lifecycle` creates and cleans up a workspace,
+//! `lock` admits one attempt at a time to a shared root, `confined_path` keeps a working
+//! directory inside its root, and `git_command` and `git_evidence` record the state before and
+//! after. A directory that was not created here is never removed.
 
 mod confined_path;
 mod created_directory;
@@ -27,14 +31,14 @@ pub(crate) use lifecycle::{
 };
 pub(crate) use lock::LockHolder;
 
-/// Where scratch directories and worktrees are made, in the data directory.
+/// Directory for scratch directories and worktrees, in the data directory.
 const CREATION_DIR: &str = "workspaces";
 
-/// The roots of this daemon.
+/// The workspace roots of this daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkspaceRoots {
     by_name: BTreeMap<String, RootConfig>,
-    /// For tasks that ask for nothing.
+    /// For tasks that request no workspace.
     work_dir: PathBuf,
     creation_dir: PathBuf,
 }
@@ -42,28 +46,29 @@ pub(crate) struct WorkspaceRoots {
 /// How an attempt shares its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SharingMode {
-    /// The daemon's work directory, side by side with others: what a task gets that asks for nothing.
+    /// The daemon's work directory, used by several attempts at once. The default for a task
+    /// that requests no workspace.
     WorkDir,
-    /// The root itself; one attempt at a time.
+    /// The root itself, used by one attempt at a time.
     Shared,
     /// A directory of its own.
     Scratch,
-    /// A git worktree and a branch of its own.
+    /// A git worktree with a branch of its own.
     Worktree,
 }
 
-/// Where one attempt works. Kept with the attempt, so that the next daemon knows what this one made.
+/// The workspace of one attempt. Stored with the attempt, so that the next daemon can clean up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkspacePlan {
     /// The root's name; empty for the work directory.
     pub(crate) name: String,
     pub(crate) root: PathBuf,
     pub(crate) mode: SharingMode,
-    /// The attempt's directory: the root, or one that is made for it.
+    /// The attempt's directory: the root, or a directory created for the attempt.
     pub(crate) path: PathBuf,
-    /// As the task asks for it.
+    /// The working directory that the task requests.
     pub(crate) cwd: PathBuf,
-    /// Of a worktree.
+    /// Branch of a worktree.
     pub(crate) branch: String,
     pub(crate) keep: WorkspaceRetention,
 }
@@ -77,24 +82,24 @@ impl WorkspaceRoots {
         }
     }
 
-    /// For Hello.
+    /// Root names for the Hello message.
     pub(crate) fn names(&self) -> Vec<String> {
         self.by_name.keys().cloned().collect()
     }
 
-    /// `None`: there is no root of that name.
+    /// `None` when there is no root of that name.
     pub(crate) fn plan(
         &self,
         attempt_id: &str,
-        asked: Option<&WorkspaceSpec>,
+        spec: Option<&WorkspaceSpec>,
         cwd: &str,
     ) -> Option<WorkspacePlan> {
-        let asked = asked.cloned().unwrap_or_default();
-        let named = match asked.root.as_str() {
+        let spec = spec.cloned().unwrap_or_default();
+        let named = match spec.root.as_str() {
             "" => None,
             name => Some(self.by_name.get(name)?),
         };
-        let mode = match (asked.mode(), named) {
+        let mode = match (spec.mode(), named) {
             (WorkspaceMode::Shared, _) => SharingMode::Shared,
             (WorkspaceMode::Scratch, _) => SharingMode::Scratch,
             (WorkspaceMode::Worktree, _) => SharingMode::Worktree,
@@ -110,7 +115,7 @@ impl WorkspaceRoots {
             }
         };
         Some(WorkspacePlan {
-            name: asked.root,
+            name: spec.root,
             root: root.clone(),
             mode,
             path,
@@ -119,7 +124,7 @@ impl WorkspaceRoots {
                 SharingMode::Worktree => format!("baton/{attempt_id}"),
                 SharingMode::WorkDir | SharingMode::Shared | SharingMode::Scratch => String::new(),
             },
-            keep: match asked.keep {
+            keep: match spec.keep {
                 Some(true) => WorkspaceRetention::Always,
                 Some(false) => WorkspaceRetention::Never,
                 None => named.map_or(WorkspaceRetention::default(), |root| root.retention),
@@ -129,7 +134,7 @@ impl WorkspaceRoots {
 }
 
 impl WorkspacePlan {
-    /// Nothing but a directory that is there.
+    /// An existing directory, without a root.
     #[cfg(test)]
     pub(crate) fn in_directory(path: &Path) -> Self {
         Self {
@@ -143,18 +148,19 @@ impl WorkspacePlan {
         }
     }
 
-    /// The working directory as the agent is told it. Whether it is inside is checked before anything runs.
+    /// The working directory as the agent gets it. Whether it is inside the root is checked
+    /// before the agent starts.
     pub(crate) fn working_directory(&self) -> PathBuf {
         let joined = self.path.join(&self.cwd);
         std::path::absolute(&joined).unwrap_or(joined)
     }
 
-    /// The directory that no other attempt may be in at the same time.
+    /// The directory that no other attempt may use at the same time.
     pub(crate) fn exclusive_root(&self) -> Option<&Path> {
         (self.mode == SharingMode::Shared).then_some(&*self.root)
     }
 
-    /// What is known before anything was looked at.
+    /// What is reported before the workspace was inspected.
     fn initial_report(&self) -> WorkspaceReport {
         WorkspaceReport {
             path: self.path.display().to_string(),
@@ -171,7 +177,7 @@ impl WorkspacePlan {
         }
     }
 
-    /// Nothing is kept of a directory that every attempt uses.
+    /// `None` for the work directory, which all attempts share.
     pub(crate) fn to_disk(&self) -> Option<worker::AttemptWorkspace> {
         let mode = match self.mode {
             SharingMode::WorkDir => return None,
@@ -190,7 +196,7 @@ impl WorkspacePlan {
         })
     }
 
-    /// `None` for a mode that a newer daemon made: it is left alone.
+    /// `None` for an unknown mode of a newer daemon. Its workspace is left alone.
     pub(crate) fn from_disk(stored: worker::AttemptWorkspace) -> Option<Self> {
         Some(Self {
             mode: match stored.mode() {
@@ -204,7 +210,7 @@ impl WorkspacePlan {
             path: path_from_bytes(&stored.path),
             cwd: path_from_bytes(&stored.cwd),
             branch: stored.branch,
-            // What cannot be told stays.
+            // An unknown policy keeps the directory.
             keep: WorkspaceRetention::parse(&stored.keep).unwrap_or(WorkspaceRetention::Always),
         })
     }

@@ -1,4 +1,4 @@
-//! Workspaces on a real file system: who may use one, what is made and removed, what is told of it.
+//! Workspaces on a real file system: locking, creation, removal and the report.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,14 +11,14 @@ const PROVED_CLEANUP: WorkspaceCleanup = WorkspaceCleanup {
     time_limit: Duration::from_secs(60),
 };
 
-fn git(directory: &Path, words: &[&str]) -> String {
+fn git(directory: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
         .args(["-c", "user.name=T", "-c", "user.email=t@example.com"])
-        .args(words)
+        .args(args)
         .current_dir(directory)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{words:?}: {output:?}");
+    assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
@@ -46,7 +46,7 @@ fn roots(dir: &Path, root: &Path, mode: SharingMode) -> WorkspaceRoots {
     }
 }
 
-fn asked(root: &str, mode: WorkspaceMode, keep: Option<bool>) -> WorkspaceSpec {
+fn workspace_spec(root: &str, mode: WorkspaceMode, keep: Option<bool>) -> WorkspaceSpec {
     WorkspaceSpec {
         root: root.to_owned(),
         mode: mode.into(),
@@ -71,7 +71,7 @@ fn occupant(directory: &Path, attempt_id: &str) -> WorkspaceOccupant {
 }
 
 #[test]
-fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
+fn a_plan_follows_the_task_then_the_root_and_names_come_from_ids() {
     let dir = Path::new("/data");
     let roots = roots(dir, Path::new("/srv/repo"), SharingMode::Worktree);
     let plain = roots.plan("id", None, "").unwrap();
@@ -80,13 +80,13 @@ fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
         (SharingMode::WorkDir, Path::new("/data/work"))
     );
     assert_eq!(plain.to_disk(), None);
-    let unnamed = asked("", WorkspaceMode::Scratch, None);
+    let unnamed = workspace_spec("", WorkspaceMode::Scratch, None);
     let plan = roots.plan("id", Some(&unnamed), "").unwrap();
     assert_eq!(
         (plan.mode, &*plan.path),
         (SharingMode::Scratch, Path::new("/data/made/id"))
     );
-    let named = asked("repo", WorkspaceMode::Unspecified, Some(false));
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, Some(false));
     let plan = roots.plan("id", Some(&named), "sub").unwrap();
     assert_eq!(
         (plan.mode, plan.keep),
@@ -98,15 +98,15 @@ fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
         WorkspacePlan::from_disk(plan.to_disk().unwrap()),
         Some(plan)
     );
-    let shared = asked("repo", WorkspaceMode::Shared, None);
+    let shared = workspace_spec("repo", WorkspaceMode::Shared, None);
     let plan = roots.plan("id", Some(&shared), "").unwrap();
     assert_eq!(plan.exclusive_root(), Some(Path::new("/srv/repo")));
-    let unknown = asked("other", WorkspaceMode::Shared, None);
+    let unknown = workspace_spec("other", WorkspaceMode::Shared, None);
     assert_eq!(roots.plan("id", Some(&unknown), ""), None);
 }
 
 #[tokio::test]
-async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
+async fn a_new_daemon_cleans_up_the_workspaces_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
     let roots = roots(
@@ -114,15 +114,15 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
         &repo,
         SharingMode::Worktree,
     );
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
 
-    // Planned and nothing made.
+    // Planned, but nothing was created.
     let plan = roots.plan("one", Some(&named), "").unwrap();
     let one = occupant(&dir.path().join("one"), "one");
     let report = clean_up(&plan, &one, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists());
 
-    // The directory made and noted, and git killed in the middle of it.
+    // The directory was created and recorded, and git was killed halfway.
     let plan = roots.plan("two", Some(&named), "").unwrap();
     let two = occupant(&dir.path().join("two"), "two");
     created_directory::CreatedWorkspace {
@@ -134,10 +134,10 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
     let report = clean_up(&plan, &two, PROVED_CLEANUP).await.unwrap();
     assert!(
         report.kept,
-        "whose it is cannot be told by git, so it stays: {report:?}"
+        "git cannot inspect the directory, so it is kept: {report:?}"
     );
 
-    // All of it made.
+    // Everything was created.
     let plan = roots.plan("three", Some(&named), "").unwrap();
     let three = occupant(&dir.path().join("three"), "three");
     prepare(&plan, &three).await.unwrap();
@@ -147,7 +147,10 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
         ..PROVED_CLEANUP
     };
     let report = clean_up(&plan, &three, unproved).await.unwrap();
-    assert!(report.kept && plan.path.exists(), "somebody may be in it");
+    assert!(
+        report.kept && plan.path.exists(),
+        "a process may still use it"
+    );
     let report = clean_up(&plan, &three, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists());
     assert_eq!(report.base_commit, report.head_commit);
@@ -156,10 +159,10 @@ async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_digest_tells_changes_apart_and_ignores_the_lock() {
+async fn a_digest_differs_per_change_and_ignores_the_lock_file() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
-    let look = || async {
+    let evidence = || async {
         let git = git_command::GitRepository {
             directory: &repo,
             attempt_id: "a",
@@ -167,25 +170,25 @@ async fn a_digest_tells_changes_apart_and_ignores_the_lock() {
         git_evidence::collect_evidence(git).await.unwrap()
     };
     std::fs::write(repo.join(lock::LOCK_FILE_IN_ROOT), "{}").unwrap();
-    let clean = look().await;
+    let clean = evidence().await;
     assert_eq!((clean.dirty_digest.as_str(), clean.changed_files), ("", 0));
     std::fs::write(repo.join("new"), "1").unwrap();
-    let one = look().await;
-    assert_eq!(one, look().await);
+    let one = evidence().await;
+    assert_eq!(one, evidence().await);
     std::fs::write(repo.join("new"), "2").unwrap();
-    let two = look().await;
+    let two = evidence().await;
     std::fs::write(repo.join("file"), "second").unwrap();
-    let three = look().await;
+    let three = evidence().await;
     assert!(one.dirty_digest != two.dirty_digest && two.dirty_digest != three.dirty_digest);
     assert_eq!((one.changed_files, three.changed_files), (1, 2));
 }
 
 #[tokio::test]
-async fn a_repository_that_names_programs_runs_none_of_them() {
+async fn programs_named_by_a_repository_are_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
-    let trap = dir.path().join("sprung");
-    let script = format!("#!/bin/sh\ntouch '{}'\n", trap.display());
+    let marker = dir.path().join("hook-ran");
+    let script = format!("#!/bin/sh\ntouch '{}'\n", marker.display());
     let hook = repo.join(".git/hooks/post-checkout");
     std::fs::create_dir_all(hook.parent().unwrap()).unwrap();
     std::fs::write(&hook, &script).unwrap();
@@ -198,22 +201,22 @@ async fn a_repository_that_names_programs_runs_none_of_them() {
         &repo,
         SharingMode::Worktree,
     );
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
     let plan = roots.plan("one", Some(&named), "").unwrap();
-    let guest = occupant(&dir.path().join("one"), "one");
-    let _ = std::fs::remove_file(&trap);
-    prepare(&plan, &guest).await.unwrap();
+    let occupant = occupant(&dir.path().join("one"), "one");
+    let _ = std::fs::remove_file(&marker);
+    prepare(&plan, &occupant).await.unwrap();
     std::fs::write(plan.path.join("file"), "changed").unwrap();
-    let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
+    let report = clean_up(&plan, &occupant, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && report.changed_files == 1);
-    assert!(!trap.exists(), "a program of the repository was run");
+    assert!(!marker.exists(), "a program of the repository was started");
 }
 
 #[tokio::test]
-async fn what_cannot_be_seen_is_unknown_and_stays() {
+async fn a_workspace_that_cannot_be_inspected_is_unknown_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
     let root = dir.path().canonicalize().unwrap();
     for mode in [SharingMode::Worktree, SharingMode::Scratch] {
         for pointer in [Some("gitdir: /nowhere"), None] {
@@ -221,85 +224,93 @@ async fn what_cannot_be_seen_is_unknown_and_stays() {
             let plan = roots(&root, &repo, mode)
                 .plan(&id, Some(&named), "")
                 .unwrap();
-            let guest = occupant(&root.join(&id), &id);
-            prepare(&plan, &guest).await.unwrap();
+            let occupant = occupant(&root.join(&id), &id);
+            prepare(&plan, &occupant).await.unwrap();
             let pointed = plan.path.join(".git");
             let _ = std::fs::remove_file(&pointed);
             std::fs::write(plan.path.join("work"), "1").unwrap();
             if let Some(pointer) = pointer {
                 std::fs::write(&pointed, pointer).unwrap();
             }
-            let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
+            let report = clean_up(&plan, &occupant, PROVED_CLEANUP).await.unwrap();
             assert!(report.kept && plan.path.join("work").exists(), "{report:?}");
-            // A directory without git is seen as it is.
-            let is_seen = mode == SharingMode::Scratch && pointer.is_none();
-            let seen = (report.dirty_digest.as_str(), report.changed_files);
-            assert_eq!(seen, if is_seen { ("", 1) } else { ("unknown", 0) }, "{id}");
+            // A directory without git can be inspected.
+            let is_inspected = mode == SharingMode::Scratch && pointer.is_none();
+            let changes = (report.dirty_digest.as_str(), report.changed_files);
+            assert_eq!(
+                changes,
+                if is_inspected {
+                    ("", 1)
+                } else {
+                    ("unknown", 0)
+                },
+                "{id}"
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn a_link_in_the_place_of_what_was_made_is_not_followed() {
+async fn a_link_in_place_of_the_created_directory_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let repo = repository(dir.path());
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
     let root = dir.path().canonicalize().unwrap();
-    // With files, and a repository with changes.
+    // A directory with files and a repository with changes.
     let victim = root.join("victim");
     std::fs::create_dir(&victim).unwrap();
     git(&victim, &["init", "--quiet"]);
-    std::fs::write(victim.join("theirs"), "1").unwrap();
+    std::fs::write(victim.join("other-work"), "1").unwrap();
     for mode in [SharingMode::Worktree, SharingMode::Scratch] {
         let id = format!("{mode:?}").to_lowercase();
         let plan = roots(&root, &repo, mode)
             .plan(&id, Some(&named), "")
             .unwrap();
-        let guest = occupant(&root.join(&id), &id);
-        prepare(&plan, &guest).await.unwrap();
+        let occupant = occupant(&root.join(&id), &id);
+        prepare(&plan, &occupant).await.unwrap();
         std::fs::remove_dir_all(&plan.path).unwrap();
         std::os::unix::fs::symlink(&victim, &plan.path).unwrap();
-        let report = clean_up(&plan, &guest, PROVED_CLEANUP).await.unwrap();
-        let seen = (report.dirty_digest.as_str(), report.changed_files);
-        assert_eq!(seen, ("unknown", 0), "{report:?}");
+        let report = clean_up(&plan, &occupant, PROVED_CLEANUP).await.unwrap();
+        let changes = (report.dirty_digest.as_str(), report.changed_files);
+        assert_eq!(changes, ("unknown", 0), "{report:?}");
         assert!(report.kept && report.head_commit.is_empty(), "{report:?}");
-        assert!(victim.join("theirs").exists());
+        assert!(victim.join("other-work").exists());
     }
 }
 
-/// It lies in the root, where every process of the user can keep it to itself.
+/// The file is in the root, where every process of the user can lock it.
 #[tokio::test]
-async fn a_lock_file_that_a_stranger_keeps_holds_nobody_up() {
+async fn a_lock_file_locked_by_another_process_does_not_block_cleanup() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     let roots = roots(&root, &root, SharingMode::Shared);
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
     let plan = roots.plan("one", Some(&named), "").unwrap();
     let one = occupant(&root.join("one"), "one");
     prepare(&plan, &one).await.unwrap();
-    let kept = std::fs::File::open(root.join(lock::LOCK_FILE_IN_ROOT)).unwrap();
-    rustix::fs::flock(&kept, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let left = tokio::time::timeout(
+    let locked = std::fs::File::open(root.join(lock::LOCK_FILE_IN_ROOT)).unwrap();
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let cleaned = tokio::time::timeout(
         PROVED_CLEANUP.time_limit,
         clean_up(&plan, &one, PROVED_CLEANUP),
     )
     .await;
-    assert!(left.is_ok_and(|report| report.is_some()));
+    assert!(cleaned.is_ok_and(|report| report.is_some()));
     let two = occupant(&root.join("two"), "two");
     match prepare(&plan, &two).await {
         Err(PrepareError::Busy(why)) => assert!(why.contains(lock::LOCK_FILE_IN_ROOT), "{why}"),
         other => panic!("{other:?}"),
     }
-    drop(kept);
+    drop(locked);
     prepare(&plan, &two).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_stood_there_before_and_what_was_not_noted_stays_and_is_said_to() {
+async fn existing_and_unrecorded_directories_are_kept_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     let roots = roots(&root, &root, SharingMode::Scratch);
-    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let named = workspace_spec("repo", WorkspaceMode::Unspecified, None);
 
     let plan = roots.plan("before", Some(&named), "").unwrap();
     std::fs::create_dir_all(&plan.path).unwrap();
@@ -308,12 +319,12 @@ async fn what_stood_there_before_and_what_was_not_noted_stays_and_is_said_to() {
     let report = clean_up(&plan, &before, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && plan.path.exists(), "{report:?}");
 
-    let plan = roots.plan("unnoted", Some(&named), "").unwrap();
+    let plan = roots.plan("unrecorded", Some(&named), "").unwrap();
     std::fs::create_dir_all(plan.path.join("full")).unwrap();
-    let unnoted = occupant(&root.join("two"), "unnoted");
-    let report = clean_up(&plan, &unnoted, PROVED_CLEANUP).await.unwrap();
+    let unrecorded = occupant(&root.join("two"), "unrecorded");
+    let report = clean_up(&plan, &unrecorded, PROVED_CLEANUP).await.unwrap();
     assert!(report.kept && plan.path.exists(), "{report:?}");
     std::fs::remove_dir(plan.path.join("full")).unwrap();
-    let report = clean_up(&plan, &unnoted, PROVED_CLEANUP).await.unwrap();
+    let report = clean_up(&plan, &unrecorded, PROVED_CLEANUP).await.unwrap();
     assert!(!report.kept && !plan.path.exists(), "{report:?}");
 }

@@ -265,13 +265,9 @@ fn is_settled_by_kill(settlements: &[Settlement], attempt_id: &str) -> bool {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_stopped_past_its_lease_is_settled_in_one_round_trip() {
-    let fixture = FencingFixture::start().await;
-    let client = fixture.client();
-    let tap = FrameTap::start(client.url()).await;
-    let stopped = fixture.start_daemon("stopped", &tap.url(), 4).await;
-    let in_time = fixture.dir.path().join("in-time").display().to_string();
+/// Submits tasks whose first attempts print without end, complete, and fail. The last two end once
+/// the file `in_time` exists.
+async fn submit_tasks_run_twice(fixture: &FencingFixture, in_time: &str) -> Vec<String> {
     let until_released = format!("until [ -e {in_time} ]; do sleep 0.02; done; echo first");
     let mut tasks = Vec::new();
     for (mark, first) in [
@@ -287,19 +283,28 @@ async fn a_daemon_stopped_past_its_lease_is_settled_in_one_round_trip() {
     ] {
         let arguments = fixture.task_run_twice(mark, first);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let spec = command_task("sh", &arguments, mark);
-        tasks.push(client.submit(with_retry_on_loss(spec, LEASE)).await.task_id);
+        let spec = with_retry_on_loss(command_task("sh", &arguments, mark), LEASE);
+        tasks.push(fixture.client().submit(spec).await.task_id);
         let at_work = fixture.dir.path().join(mark);
         poll_until("the child to start its work", || {
             at_work.exists().then_some(())
         })
         .await;
     }
+    tasks
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_stopped_past_its_lease_is_settled_in_one_round_trip() {
+    let fixture = FencingFixture::start().await;
+    let client = fixture.client();
+    let tap = FrameTap::start(client.url()).await;
+    let stopped = fixture.start_daemon("stopped", &tap.url(), 4).await;
+    let in_time = fixture.dir.path().join("in-time").display().to_string();
+    let tasks = submit_tasks_run_twice(&fixture, &in_time).await;
     let firsts = watch_attempts(client, &tasks, 2).await;
-    let ids: Vec<String> = firsts
-        .iter()
-        .map(|first| first.attempt_id.clone())
-        .collect();
+    let ids = firsts.iter().map(|first| first.attempt_id.clone());
+    let ids: Vec<String> = ids.collect();
 
     send_signal(stopped.pid(), Signal::STOP);
     poll_until("the daemon to stop", || {

@@ -39,9 +39,9 @@ async fn wrong_callers(relay: &EmbeddedRelay) -> Vec<WrongCaller> {
     let foreign = LeaseAgent::of_tenant(admin, "theirs", "mallory", SCOPE).await;
     let other = admin.client_of_tenant("theirs", Role::Admin).await;
     let lease_with = |change: fn(&mut AgentLease)| {
-        let mut lease_with = lease.lease_ref.clone();
-        change(&mut lease_with);
-        lease_with
+        let mut changed = lease.lease_ref.clone();
+        change(&mut changed);
+        changed
     };
     let caller = |what, client: &TestClient, agent: &LeaseAgent, lease| WrongCaller {
         what,

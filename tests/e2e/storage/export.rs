@@ -122,16 +122,15 @@ impl ExportLoad {
         let link = admin.client_of_tenant("", Role::Daemon).await;
         let mut running = Vec::new();
         for number in 0..CLIENTS {
-            let own_tasks =
-                submit_until_stopped(admin.clone(), number, Arc::clone(&work), stop.clone());
-            running.push(AbortOnDropHandle::new(tokio::spawn(own_tasks)));
+            let load = submit_until_stopped(admin.clone(), number, Arc::clone(&work), stop.clone());
+            running.push(AbortOnDropHandle::new(tokio::spawn(load)));
         }
         for _ in 0..DAEMONS {
-            let own_tasks = complete_until_stopped(link.clone(), Arc::clone(&work), stop.clone());
-            running.push(AbortOnDropHandle::new(tokio::spawn(own_tasks)));
+            let load = complete_until_stopped(link.clone(), Arc::clone(&work), stop.clone());
+            running.push(AbortOnDropHandle::new(tokio::spawn(load)));
         }
         wait_for_work(&work, "work before the export", |work| {
-            let enough = |own_tasks: &Vec<String>| own_tasks.len() >= TASKS_BEFORE_EXPORT;
+            let enough = |tasks: &Vec<String>| tasks.len() >= TASKS_BEFORE_EXPORT;
             work.submitted.len() == CLIENTS
                 && work.submitted.values().all(enough)
                 && work.completed.len() >= TASKS_BEFORE_EXPORT

@@ -112,6 +112,21 @@ async fn wait_for_ballast(client: &TestClient, mebibytes: u64) {
     .await;
 }
 
+async fn wait_for_free_below(client: &TestClient, bytes: u64) {
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    wait_within("the relay to notice how little space is left", async {
+        while client
+            .relay_info()
+            .await
+            .disk
+            .is_none_or(|disk| disk.free_bytes > bytes)
+        {
+            ticks.tick().await;
+        }
+    })
+    .await;
+}
+
 fn assert_disk_full(refused: &Status) {
     assert_eq!(
         (refused.code(), error_code(refused).as_str()),
@@ -250,18 +265,8 @@ async fn output_that_does_not_fit_waits_at_its_daemon_and_delays_no_other_task()
     fixture.relay.disk_space.fill_until_free(10 * MIB);
     wait_for_ballast(&client, 16).await;
     fixture.relay.disk_space.fill_until_free(6 * MIB);
+    wait_for_free_below(&client, 8 * MIB).await;
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("the relay to notice how little space is left", async {
-        while client
-            .relay_info()
-            .await
-            .disk
-            .is_none_or(|disk| disk.free_bytes > 8 * MIB)
-        {
-            ticks.tick().await;
-        }
-    })
-    .await;
     let file = fixture.dir.path().join("loud");
     fixture.create_file("loud");
     wait_within("all output to be written", async {
@@ -396,6 +401,22 @@ async fn write_until_disk_full(
     acknowledged
 }
 
+async fn wait_for_disk_full_refusal(client: &TestClient, ticks: &mut Interval) {
+    wait_within("a submission to be refused with relay_disk_full", async {
+        loop {
+            ticks.tick().await;
+            let refused = client
+                .try_submit(submit_request(agent_task("nobody")))
+                .await;
+            let refused = refused.expect_err("nothing can be stored");
+            if error_code(&refused) == "relay_disk_full" {
+                return assert_disk_full(&refused);
+            }
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_on_a_full_disk_restarts_itself_and_loses_nothing() {
     let Some(mut fixture) = RelayDiskFixture::start("met-a-full-disk").await else {
@@ -422,19 +443,7 @@ async fn a_relay_on_a_full_disk_restarts_itself_and_loses_nothing() {
     })
     .await;
     // The relay has no space to start and answers with that code.
-    wait_within("a submission to be refused with relay_disk_full", async {
-        loop {
-            ticks.tick().await;
-            let refused = client
-                .try_submit(submit_request(agent_task("nobody")))
-                .await;
-            let refused = refused.expect_err("nothing can be stored");
-            if error_code(&refused) == "relay_disk_full" {
-                return assert_disk_full(&refused);
-            }
-        }
-    })
-    .await;
+    wait_for_disk_full_refusal(&client, &mut ticks).await;
 
     filler.stop().await;
     fixture.relay.disk_space.remove_filler();

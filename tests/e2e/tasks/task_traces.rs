@@ -86,13 +86,10 @@ async fn a_collector_gets_one_trace_for_a_task_of_two_attempts() {
     let traceparents = dir.path().join("parents");
     // Fails in the first attempt without output, so that it is retried.
     let script = "echo $TRACEPARENT >> $0; test $(wc -l < $0) = 2";
+    let file = traceparents.display().to_string();
     let spec = TaskSpec {
         retry: immediate_retry_policy(),
-        ..command_task(
-            "sh",
-            &["-c", script, &traceparents.display().to_string()],
-            "traced",
-        )
+        ..command_task("sh", &["-c", script, &file], "traced")
     };
     let task = submit_in_trace(relay.admin(), spec).await;
 

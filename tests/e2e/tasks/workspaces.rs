@@ -7,7 +7,7 @@ use std::process::Command;
 
 use baton_daemon::read_config;
 use baton_proto::v1::{
-    Attempt, AttemptState, Task, TaskSpec, TaskState, WorkspaceMode, WorkspaceSpec,
+    Attempt, AttemptState, Task, TaskSpec, TaskState, WorkspaceMode, WorkspaceReport, WorkspaceSpec,
 };
 use baton_tests::{EmbeddedDaemon, EmbeddedRelay, TestClient, command_task, join_all};
 use tempfile::TempDir;
@@ -119,6 +119,11 @@ fn newest_attempt(task: &Task) -> &Attempt {
     task.attempts.last().expect("a task has an attempt")
 }
 
+fn recorded_workspace(task: &Task) -> &WorkspaceReport {
+    let recorded = newest_attempt(task).workspace.as_ref();
+    recorded.expect("the attempt records its workspace")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_in_a_shared_workspace_run_one_at_a_time_without_penalty() {
     const TASK_COUNT: usize = 5;
@@ -196,10 +201,7 @@ async fn worktrees_run_in_parallel_and_leave_a_branch_each() {
         let task = wait_for_end(&fixture.client, task).await;
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
         let attempt = newest_attempt(&task);
-        let workspace = attempt
-            .workspace
-            .as_ref()
-            .expect("the attempt records its workspace");
+        let workspace = recorded_workspace(&task);
         assert_eq!(workspace.mode(), WorkspaceMode::Worktree);
         assert_eq!(workspace.branch, format!("baton/{}", attempt.attempt_id));
         assert_eq!(workspace.base_commit, base);
@@ -226,10 +228,7 @@ async fn worktrees_run_in_parallel_and_leave_a_branch_each() {
             WorkspaceMode::Worktree,
         ))
         .await;
-    let workspace = newest_attempt(&dirty)
-        .workspace
-        .clone()
-        .expect("the attempt records its workspace");
+    let workspace = recorded_workspace(&dirty);
     assert!(
         workspace.kept && workspace.changed_files == 2,
         "{workspace:?}"
@@ -243,10 +242,7 @@ async fn worktrees_run_in_parallel_and_leave_a_branch_each() {
     let clean = fixture
         .run_to_end(shell_task("true", WorkspaceMode::Worktree))
         .await;
-    let workspace = newest_attempt(&clean)
-        .workspace
-        .clone()
-        .expect("the attempt records its workspace");
+    let workspace = recorded_workspace(&clean);
     assert!(
         !workspace.kept && !Path::new(&workspace.path).exists(),
         "{workspace:?}"
@@ -263,12 +259,7 @@ async fn a_scratch_directory_is_new_per_attempt_and_removed_when_not_kept() {
     let spec = shell_task("ls -A; echo work > left", WorkspaceMode::Scratch);
     let first = fixture.run_to_end(spec.clone()).await;
     let second = fixture.run_to_end(spec.clone()).await;
-    let workspaces = [&first, &second].map(|task| {
-        newest_attempt(task)
-            .workspace
-            .clone()
-            .expect("the attempt records its workspace")
-    });
+    let workspaces = [&first, &second].map(recorded_workspace);
     assert_ne!(workspaces[0].path, workspaces[1].path);
     for (task, directory) in [&first, &second].into_iter().zip(&workspaces) {
         assert!(
@@ -292,10 +283,7 @@ async fn a_scratch_directory_is_new_per_attempt_and_removed_when_not_kept() {
     });
     for spec in [unwanted, shell_task("true", WorkspaceMode::Scratch)] {
         let task = fixture.run_to_end(spec).await;
-        let directory = newest_attempt(&task)
-            .workspace
-            .clone()
-            .expect("the attempt records its workspace");
+        let directory = recorded_workspace(&task);
         assert!(
             !directory.kept && !Path::new(&directory.path).exists(),
             "{directory:?}"

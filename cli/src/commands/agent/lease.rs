@@ -1,6 +1,8 @@
-//! `baton claim`, `baton pick-up`, `baton renew`, `baton release`: a lease held at a terminal, with an agent's token.
+//! `baton claim`, `baton pick-up`, `baton renew`, `baton release`: leases at a terminal, for tokens with the
+//! role agent.
 //!
-//! The lease token is printed once and taken back by the environment only: an argument would be in every process list.
+//! The lease token is printed once and read from the environment only: an argument would show up in every
+//! process list.
 
 use std::fmt;
 
@@ -24,11 +26,11 @@ use crate::render::console::CliConsole;
 
 #[derive(Args, Debug)]
 pub(crate) struct ClaimArgs {
-    /// Id of the task. Without it, the first that the token's scope may claim.
+    /// Id of the task. The default is the first task that the token's scope may claim.
     #[arg(value_name = "TASK", default_value = "", hide_default_value = true)]
     task_id: String,
 
-    /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
+    /// Print the lease with its token, the task and the state of earlier attempts as one JSON object.
     #[arg(long)]
     json: bool,
 
@@ -41,7 +43,7 @@ pub(crate) struct PickUpArgs {
     #[command(flatten)]
     task: TaskIdArg,
 
-    /// The parked attempt that you saw; refused if another one is parked by now.
+    /// The parked attempt that you expect; refused if another attempt is parked now.
     #[arg(
         long,
         value_name = "ATTEMPT",
@@ -53,7 +55,7 @@ pub(crate) struct PickUpArgs {
     #[command(flatten)]
     why: OptionalReasonArg,
 
-    /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
+    /// Print the lease with its token, the task and the state of earlier attempts as one JSON object.
     #[arg(long)]
     json: bool,
 
@@ -99,7 +101,7 @@ pub(crate) struct ReleaseArgs {
 
 const TOKEN_VARIABLE: &str = "BATON_LEASE_TOKEN";
 
-/// Whatever stands in the environment; its Debug shows nothing.
+/// The value of the environment variable; its Debug output hides it.
 struct LeaseTokenSecret(Option<String>);
 
 impl LeaseTokenSecret {
@@ -109,7 +111,7 @@ impl LeaseTokenSecret {
 
     fn decode(&self) -> Option<Vec<u8>> {
         let hex = self.0.as_deref()?.trim();
-        let pair = |place: usize| u8::from_str_radix(hex.get(place..place + 2)?, 16).ok();
+        let pair = |at: usize| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
         let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(pair).collect();
         bytes.filter(|bytes| bytes.len() == 32)
     }
@@ -129,7 +131,7 @@ impl LeaseArgs {
     }
 }
 
-/// The lease of an attempt that the caller of another verb says to hold.
+/// The lease of an attempt, with the token from the environment, for other commands.
 pub(crate) fn lease_from_environment(
     task_id: String,
     attempt_id: String,
@@ -137,15 +139,16 @@ pub(crate) fn lease_from_environment(
     agent_lease(task_id, attempt_id, &LeaseTokenSecret::from_environment())
 }
 
-/// Whoever holds the task speaks under its lease, which those verbs that others have too do not ask for.
+/// The holder of a task must send its lease; other users may call these commands without one. So a
+/// denied call gets the hint to pass the lease.
 pub(crate) fn with_holder_hint(error: CliError, verb: &str) -> CliError {
     match error {
-        CliError::Rejected(mut refusal) if refusal.machine_code == "permission_denied" => {
-            refusal.text.hint = format!(
-                "whoever holds the task says whose lease it is: {TOKEN_VARIABLE}=… baton {verb} TASK --attempt ATTEMPT …, with what \
-                 `baton claim` or `baton pick-up TASK` printed"
+        CliError::Rejected(mut rejection) if rejection.machine_code == "permission_denied" => {
+            rejection.text.hint = format!(
+                "if you hold the task, pass its lease: {TOKEN_VARIABLE}=… baton {verb} TASK --attempt ATTEMPT …, as \
+                 `baton claim` or `baton pick-up TASK` printed it"
             );
-            CliError::Rejected(refusal)
+            CliError::Rejected(rejection)
         }
         other => other,
     }
@@ -158,7 +161,7 @@ fn agent_lease(
 ) -> Result<AgentLease, CliError> {
     let token = token.decode().ok_or_else(|| {
         CliError::usage(
-            format!("{TOKEN_VARIABLE} holds no lease token"),
+            format!("{TOKEN_VARIABLE} contains no lease token"),
             "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
         )
     })?;
@@ -180,7 +183,7 @@ pub(crate) async fn claim(args: ClaimArgs, console: &CliConsole) -> Result<Comma
     match relay.agents().claim(request).await?.into_inner().grant {
         Some(grant) => print_grant(&grant, args.json, console),
         None => {
-            console.note("nothing waits for agents of this scope");
+            console.note("no task of this scope can be claimed now");
             Ok(CommandExit::NotCompleted)
         }
     }
@@ -207,10 +210,10 @@ pub(crate) async fn renew(args: RenewArgs, console: &CliConsole) -> Result<Comma
     let lease = Some(args.lease.resolve(&relay).await?);
     let renewed = relay.agents().renew(RenewRequest { lease }).await?;
     let renewed = renewed.into_inner();
-    console.line(&format!("{} ms", renewed.granted_ms))?;
+    console.line(&duration::format_short(renewed.granted_ms))?;
     if renewed.cancel_requested {
         console.note(
-            "a cancel was requested: stop, then give it back with: baton release TASK ATTEMPT",
+            "a cancellation was requested: stop, then release the task with: baton release TASK ATTEMPT",
         );
     }
     Ok(CommandExit::Done)
@@ -254,14 +257,15 @@ fn print_grant(
     Ok(CommandExit::Done)
 }
 
-/// JSON of a message never shows a token, because it ends up in logs. This is the one moment at which the holder is told his.
+/// The JSON of a message never contains a token, because it may be logged. Only here the holder gets
+/// the token.
 fn grant_json(grant: &AgentGrant) -> Value {
     let mut shown = to_json(grant);
     shown["token"] = token_hex(grant).into();
     shown
 }
 
-/// As the environment takes it back.
+/// The token as BATON_LEASE_TOKEN expects it.
 fn token_hex(grant: &AgentGrant) -> String {
     let token = grant.token.clone().unwrap_or_default().value;
     token.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -272,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_of_a_grant_has_the_token_that_the_environment_takes_back() {
+    fn the_json_of_a_grant_contains_a_token_for_the_environment() {
         let value: Vec<u8> = (0..32).collect();
         let grant = AgentGrant {
             token: Some(LeaseToken {
@@ -282,8 +286,8 @@ mod tests {
             ..AgentGrant::default()
         };
         let shown = grant_json(&grant);
-        let told = shown["token"].as_str().expect("a text").to_owned();
-        assert_eq!(LeaseTokenSecret(Some(told)).decode(), Some(value));
+        let token = shown["token"].as_str().expect("a string").to_owned();
+        assert_eq!(LeaseTokenSecret(Some(token)).decode(), Some(value));
         assert_eq!(shown["grantedMs"], to_json(&grant)["grantedMs"]);
         assert_eq!(to_json(&grant)["token"], "redacted");
     }

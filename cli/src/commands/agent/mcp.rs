@@ -1,4 +1,4 @@
-//! `baton mcp`: the flags of the server that agents speak to.
+//! `baton mcp`: the flags of the MCP server for agents.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::server::start::ServerClocks;
 
 #[derive(Args, Debug)]
 pub(crate) struct McpArgs {
-    /// Where the files are that a task asks for; nothing outside of it is looked at. Standing alone only.
+    /// Directory of the files that a task requires; files outside of it are never read. Not used inside an attempt.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 

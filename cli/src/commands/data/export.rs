@@ -1,4 +1,4 @@
-//! `baton export`: everything that a relay keeps, as of one commit, in one file that checks itself.
+//! `baton export`: writes all data of a relay, as of one commit, to one file with checksums.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -22,23 +22,23 @@ use crate::server::relay_data::{DataSource, ExportSummary};
 
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// The file to make, readable by its owner only. It gets its name when it is whole and was read back.
+    /// File to write, readable only by its owner. It gets its final name after it was read back and checked.
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
 
-    /// Replace a file of that name.
+    /// Replace an existing file.
     #[arg(long)]
     force: bool,
 
-    /// Leave out what attempts wrote.
+    /// Leave out the output of attempts.
     #[arg(long)]
     without_output: bool,
 
-    /// Leave out the hashes of tokens: after an import only new tokens work.
+    /// Leave out the hashes of tokens. After an import only new tokens work.
     #[arg(long)]
     without_tokens: bool,
 
-    /// Print what was made as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     json: bool,
 
@@ -46,7 +46,7 @@ pub(crate) struct ExportArgs {
     relay: ConnectionArgs,
 }
 
-/// What was made, from whichever side.
+/// The result of an export, by a relay or from a directory.
 struct ExportResult {
     bytes: u64,
     sha256: String,
@@ -55,33 +55,33 @@ struct ExportResult {
     incarnation: String,
     skipped: u64,
     missing_bodies: u64,
-    /// What is not in it and why; none for a whole one.
+    /// What is missing and why; `None` for a complete export.
     missing: Option<String>,
 }
 
 pub(crate) async fn run(args: ExportArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
     if args.out.exists() && !args.force {
         return Err(CliError::usage(
-            format!("{} is there already", args.out.display()),
-            "name another file, or replace it with --force",
+            format!("{} already exists", args.out.display()),
+            "choose another file, or replace it with --force",
         ));
     }
-    let holder = DataSource::find(&args.relay, console).await?;
+    let source = DataSource::find(&args.relay, console).await?;
     let partial = PartialFile::create(&args.out)?;
     let mut meter = ProgressLine::new(console, "export");
     let out = BufWriter::with_capacity(1 << 20, partial.open()?);
     let without = (args.without_output, args.without_tokens);
-    let mut made = match &holder {
+    let mut made = match &source {
         DataSource::Relay(relay) => receive_export(relay, without, out, &mut meter).await?,
         DataSource::Directory(data) => {
             relay_data::export(data, without, out, &mut meter).map(ExportResult::from)?
         }
     };
-    // Whoever needs it one day must not be the first to read it.
+    // The export is read back now, so that a bad one is not noticed only when it is needed.
     let (read_back, _) = relay_data::verify_file(&partial.path, &mut meter, &mut |_| Ok(()))?;
     if hex(&read_back.sha256) != made.sha256 {
-        let why = "what was written is not what was sent";
-        return Err(CliError::local("read the export back", why));
+        let why = "its checksum differs from the relay's";
+        return Err(CliError::local("the written export is damaged", why));
     }
     made.missing = read_back.missing_data();
     partial.finish(&args.out)?;
@@ -100,26 +100,26 @@ async fn receive_export(
         without_tokens,
     };
     let mut pieces = relay.operator().export(request).await?.into_inner();
-    let unwritten = |error: io::Error| CliError::local("write the export", error);
+    let write_error = |error: io::Error| CliError::local("cannot write the export", error);
     let mut bytes = 0;
     while let Some(piece) = pieces.message().await? {
         match piece.item {
             Some(Item::Chunk(chunk)) => {
                 bytes += chunk.len() as u64;
-                out.write_all(&chunk).map_err(unwritten)?;
+                out.write_all(&chunk).map_err(write_error)?;
             }
             Some(Item::Progress(progress)) => meter.show(&progress),
             Some(Item::Trailer(trailer)) if trailer.bytes == bytes => {
-                out.flush().map_err(unwritten)?;
+                out.flush().map_err(write_error)?;
                 return Ok(ExportResult::from(&trailer));
             }
             Some(Item::Trailer(_)) | None => break,
         }
     }
     Err(CliError::Local(ErrorText {
-        what: "the export is not complete".to_owned(),
+        what: "the export is incomplete".to_owned(),
         why: "the relay ended it early".to_owned(),
-        hint: "look into the relay's log, then export again".to_owned(),
+        hint: "check the relay's log, then export again".to_owned(),
     }))
 }
 
@@ -153,7 +153,7 @@ fn print_result(
         return Ok(CommandExit::Done);
     };
     console.note(&format!(
-        "THIS EXPORT IS NOT WHOLE: {}; `baton verify` of the same data says more",
+        "THIS EXPORT IS INCOMPLETE: {}; see the details with `baton verify` on the same data",
         one_line(missing)
     ));
     Ok(CommandExit::NeedsAttention)
@@ -194,7 +194,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file that does not have its name yet; dropping it removes it.
+/// A file with a temporary name; dropping it removes it.
 struct PartialFile {
     path: PathBuf,
     finished: bool,
@@ -215,11 +215,11 @@ impl PartialFile {
         let mut options = OpenOptions::new();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
         options.open(&self.path).map_err(|error| {
-            CliError::local(format!("make the file {}", self.path.display()), error)
+            CliError::local(format!("cannot create {}", self.path.display()), error)
         })
     }
 
-    /// On the disk, and only then under its name.
+    /// Syncs the file and then gives it its final name.
     fn finish(mut self, out: &Path) -> Result<(), CliError> {
         let done = || -> io::Result<()> {
             File::open(&self.path)?.sync_all()?;
@@ -227,7 +227,8 @@ impl PartialFile {
             let parent = out.parent().filter(|dir| !dir.as_os_str().is_empty());
             File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
         };
-        done().map_err(|error| CliError::local(format!("finish {}", out.display()), error))?;
+        done()
+            .map_err(|error| CliError::local(format!("cannot finish {}", out.display()), error))?;
         self.finished = true;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `baton import`: an export into a new directory, or into a relay that runs and has no task.
+//! `baton import`: imports an export into a new directory, or into a running relay without tasks.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,26 +23,26 @@ use crate::render::progress_line::ProgressLine;
 use crate::render::sanitizer::one_line;
 use crate::server::relay_data;
 
-/// One message of an upload.
+/// Size of one message of an upload.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Chunks on their way to the relay. Full: reading the file waits.
+/// Chunks that are queued for the relay. When the queue is full, reading the file waits.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// Between two questions to a relay that is starting again, and how many are asked.
+/// Pause between two checks whether the relay is back, and the number of checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_POLLS: u32 = 150;
 
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
-    /// The export.
+    /// File with the export.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Take an export that is not whole: records in it could not be read when it was made, or no relay would have
-    /// started on the directory that it was made of.
+    /// Import an incomplete export: some records could not be read when it was made, or no relay could have started on
+    /// the exported directory.
     #[arg(long)]
     accept_loss: bool,
 
-    /// Print what was taken as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     json: bool,
 
@@ -56,7 +56,7 @@ pub(crate) async fn run(args: ImportArgs, console: &CliConsole) -> Result<Comman
     let (summary, missing) = if args.relay.named_relay().is_some() || relay_data::is_in_use(&data)?
     {
         let relay = RelayClient::discover(&args.relay).await?;
-        // A bad file is found here already, before it crosses the network.
+        // A bad file is reported before it is sent.
         let (checked, _) = relay_data::verify_file(&args.file, &mut meter, &mut |_| Ok(()))?;
         let missing = checked.missing_data();
         if let Some(missing) = missing.clone().filter(|_| !args.accept_loss) {
@@ -78,14 +78,14 @@ pub(crate) async fn run(args: ImportArgs, console: &CliConsole) -> Result<Comman
     } else {
         return Err(CliError::usage(
             format!("the directory {} is not empty", data.display()),
-            "name a new one with --data, or start a relay on it and import again if it has no tasks",
+            "choose a new one with --data, or start a relay on it and import again if it has no tasks",
         ));
     };
     meter.clear();
     print_summary(&summary, missing.as_deref(), args.json, console)
 }
 
-/// Sends the file and hears how it goes.
+/// Sends the file and shows the relay's progress.
 async fn upload(
     relay: &RelayClient,
     file: &Path,
@@ -93,7 +93,7 @@ async fn upload(
     meter: &mut ProgressLine<'_>,
 ) -> Result<ImportSummary, CliError> {
     let input = File::open(file)
-        .map_err(|error| CliError::local(format!("read {}", file.display()), error))?;
+        .map_err(|error| CliError::local(format!("cannot read {}", file.display()), error))?;
     let total = input.metadata().map(|metadata| metadata.len()).ok();
     let (chunks, sent) = mpsc::channel(CHUNKS_IN_FLIGHT);
     let reading = tokio::task::spawn_blocking(move || send_file_chunks(input, sha256, &chunks));
@@ -116,10 +116,10 @@ async fn upload(
         Ok(Err(error)) => format!("the file cannot be read: {error}"),
         Ok(Ok(())) | Err(_) => "the relay ended the import early".to_owned(),
     };
-    Err(CliError::local("import the data", why))
+    Err(CliError::local("the import failed", why))
 }
 
-/// Ends quietly when nobody takes the chunks any more: the answer says why.
+/// Ends without an error if the receiver is gone: the relay's response has the reason.
 fn send_file_chunks(
     mut input: File,
     sha256: [u8; 32],
@@ -140,7 +140,7 @@ fn send_file_chunks(
     }
 }
 
-/// The relay has the data; it is only starting again with it.
+/// The relay has stored the data and restarts with it.
 async fn wait_until_restarted(args: &ConnectionArgs, incarnation: &str) -> Result<(), CliError> {
     for _ in 0..MAX_POLLS {
         if let Ok(relay) = RelayClient::discover(args).await
@@ -152,9 +152,9 @@ async fn wait_until_restarted(args: &ConnectionArgs, incarnation: &str) -> Resul
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     Err(CliError::Unreachable(ErrorText {
-        what: "the relay took the import, but is not back".to_owned(),
+        what: "the relay has stored the import but did not come back".to_owned(),
         why: String::new(),
-        hint: "look into its log, and start it again if it has ended".to_owned(),
+        hint: "check its log, and start it again if it has ended".to_owned(),
     }))
 }
 
@@ -180,19 +180,19 @@ fn print_summary(
         ))?;
     }
     console.note(&format!(
-        "open tasks wait for {} after the relay's start, because an old daemon may still run them; once the old fleet \
-         is down, let them go with `baton release-inherited --reason …`",
+        "open tasks wait for {} after the relay's start, because an old daemon may still run them; when the old fleet \
+         is down, dispatch them with `baton release-inherited --reason …`",
         duration::format_short(summary.hold_ms)
     ));
     if let Some(missing) = missing {
         console.note(&format!(
-            "what was taken is not whole: {}",
+            "the imported data is incomplete: {}",
             one_line(missing)
         ));
     }
     if summary.findings > 0 {
         console.note(&format!(
-            "{} places in it are not as they should be; `baton verify` lists them",
+            "{} records have problems; `baton verify` lists them",
             summary.findings
         ));
     }

@@ -1,5 +1,5 @@
-//! Export, import and verify of all that a relay stores, through a running relay or on its directory.
-//! Reading a directory is done by server/relay_data; these files hold flags, transfer and printing.
+//! Export, import and verification of all data of a relay, through a running relay or on its directory.
+//! server/relay_data reads a directory; these files contain flags, transfer and printing.
 
 pub(crate) mod export;
 pub(crate) mod import;

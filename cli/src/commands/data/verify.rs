@@ -1,4 +1,4 @@
-//! `baton verify`: reads everything that a relay keeps, or an export, and says what is wrong with it.
+//! `baton verify`: reads all data of a relay, or an export, and reports damage.
 
 use std::path::PathBuf;
 
@@ -19,16 +19,16 @@ use crate::server::relay_data::DataSource;
 
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
-    /// An export to check. Without it, the data of the relay is checked: by the relay if it runs, else the directory named
-    /// with --data as it lies.
+    /// Export to check. The default is the data of the relay: checked by the relay if it runs, else directly in the
+    /// directory of --data.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Do not read the output of attempts.
+    /// Skip the output of attempts.
     #[arg(long, conflicts_with = "file")]
     without_output: bool,
 
-    /// Print each finding, and at the end the summary, as one JSON object per line.
+    /// Print one JSON object per line: each finding, then the summary.
     #[arg(long)]
     json: bool,
 
@@ -80,8 +80,8 @@ async fn verify_on_relay(
         }
     }
     Err(CliError::local(
-        "verify the data",
-        "the relay ended without a summary",
+        "the verification is incomplete",
+        "the relay ended it without a summary",
     ))
 }
 

@@ -1,4 +1,4 @@
-//! `baton daemons`: the fleet.
+//! `baton daemons`: lists daemons and their attempts.
 
 use baton_proto::v1::{
     AgentInfo, AttemptState, Daemon, DaemonLoad, DaemonOperation, DaemonStanding, HeldAttempt,
@@ -20,11 +20,11 @@ use crate::render::{task_details, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct DaemonsArgs {
-    /// Show those that were forgotten on somebody's word instead, with who and why.
+    /// List daemons that an operator has removed with `baton forget` instead, with who and why.
     #[arg(long)]
     forgotten: bool,
 
-    /// Show what operators did to daemons instead (drain, disconnect), with who, why, before and after.
+    /// List operations on daemons instead (drain, disconnect), with who, why, and the state before and after.
     #[arg(long, conflicts_with = "forgotten")]
     changes: bool,
 
@@ -68,7 +68,7 @@ pub(crate) async fn run(args: DaemonsArgs, console: &CliConsole) -> Result<Comma
     print_attempts(&daemons, console)
 }
 
-/// Who drained which, and why.
+/// Prints who drained which daemon, and why.
 fn print_drains(daemons: &[Daemon], now: u64, console: &CliConsole) -> Result<(), CliError> {
     let mut table = TextTable::new(["DRAINED", "SINCE", "BY", "REASON"]);
     for daemon in daemons.iter().filter(|one| one.drained_at.is_some()) {
@@ -88,18 +88,18 @@ fn print_drains(daemons: &[Daemon], now: u64, console: &CliConsole) -> Result<()
     Ok(())
 }
 
-/// What each attempt is doing.
+/// Prints what each attempt is doing.
 fn print_attempts(daemons: &[Daemon], console: &CliConsole) -> Result<CommandExit, CliError> {
     let mut table = TextTable::new(["DAEMON", "DOING", "AGENT", "AGE", "TASK", "ATTEMPT"]);
     for daemon in daemons {
-        for held in &daemon.attempts {
+        for attempt in &daemon.attempts {
             table.row([
                 one_line(&daemon.name),
-                one_line(&activity_text(held)),
-                one_line(&held.agent),
-                duration::format_short(held.age_ms),
-                one_line(&held.task_id),
-                held.attempt_number.to_string(),
+                one_line(&activity_text(attempt)),
+                one_line(&attempt.agent),
+                duration::format_short(attempt.age_ms),
+                one_line(&attempt.task_id),
+                attempt.attempt_number.to_string(),
             ]);
         }
     }
@@ -112,10 +112,10 @@ fn print_attempts(daemons: &[Daemon], console: &CliConsole) -> Result<CommandExi
     Ok(CommandExit::Done)
 }
 
-/// Its phase says more than its state, and an open tool more than both.
-fn activity_text(held: &HeldAttempt) -> String {
-    let state = short_name_of::<AttemptState>(held.state);
-    match (held.tool_name.as_str(), held.phase()) {
+/// The state with its most specific detail: the open tool, else the phase.
+fn activity_text(attempt: &HeldAttempt) -> String {
+    let state = short_name_of::<AttemptState>(attempt.state);
+    match (attempt.tool_name.as_str(), attempt.phase()) {
         ("", LifecyclePhase::Unspecified) => state,
         ("", phase) => format!("{state} ({})", phase.short_name()),
         (tool, _) => format!("{state} ({tool})"),
@@ -139,7 +139,7 @@ fn print_forgotten(
         ]);
     }
     if table.is_empty() {
-        console.note("nobody was forgotten on anybody's word");
+        console.note("no operator has removed a daemon");
         return Ok(CommandExit::Done);
     }
     for line in table.lines() {
@@ -181,12 +181,16 @@ fn print_changes(
 
 fn connection_text(standing: Option<DaemonStanding>) -> String {
     let DaemonStanding { drained, connected } = standing.unwrap_or_default();
-    let connected = if connected { "connected" } else { "away" };
+    let connected = if connected {
+        "connected"
+    } else {
+        "disconnected"
+    };
     let drained = if drained { ", drained" } else { "" };
     format!("{connected}{drained}")
 }
 
-/// All pages as one.
+/// Joins all pages.
 async fn list_daemons(
     relay: &RelayClient,
     args: &DaemonsArgs,
@@ -237,7 +241,7 @@ fn daemon_row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
     ]
 }
 
-/// `claude 2.1.325`, or why it does not run.
+/// `claude 2.1.325`, or why the agent cannot run.
 fn agent_text(agent: &AgentInfo) -> String {
     match (agent.problem.as_str(), agent.version.as_str()) {
         ("", "") => agent.name.clone(),
@@ -246,7 +250,7 @@ fn agent_text(agent: &AgentInfo) -> String {
     }
 }
 
-/// Load average, and what is free of memory and disk.
+/// Load average, free memory and free disk space.
 fn load_text(load: &DaemonLoad) -> String {
     let parts = [
         load.load_1m.map(|load| format!("{load:.1}")),

@@ -1,4 +1,4 @@
-//! `baton disconnect`: closes a daemon's stream. It dials again, and what it runs goes on.
+//! `baton disconnect`: closes a daemon's stream. The daemon reconnects, and its attempts continue.
 
 use baton_proto::to_json;
 use baton_proto::v1::DisconnectDaemonRequest;
@@ -14,11 +14,11 @@ use crate::render::console::CliConsole;
 
 #[derive(Args, Debug)]
 pub(crate) struct DisconnectArgs {
-    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
+    /// Id of the daemon, a unique prefix of it, or its name if it is unique.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why, for those who ask later; `baton daemons --changes` shows it.
+    /// Reason; `baton daemons --changes` shows it.
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
@@ -44,7 +44,7 @@ pub(crate) async fn run(
     } else if answer.was_connected {
         console.line("disconnected")?;
         console
-            .note("it connects again by itself; to give it no more work, use: baton drain DAEMON --reason TEXT");
+            .note("the daemon reconnects by itself; to give it no more work, use: baton drain DAEMON --reason TEXT");
     } else {
         console.line("was not connected")?;
     }

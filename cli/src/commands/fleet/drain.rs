@@ -1,4 +1,4 @@
-//! `baton drain`: no new work for one daemon, or new work again.
+//! `baton drain`: stops offering new work to one daemon, or resumes it.
 
 use baton_proto::v1::{Daemon, DaemonState, DrainDaemonRequest, UndrainDaemonRequest};
 use baton_proto::{ShortName, to_json};
@@ -14,11 +14,11 @@ use crate::render::console::CliConsole;
 
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
+    /// Id of the daemon, a unique prefix of it, or its name if it is unique.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why; `baton daemons` shows it with who said so. Only --undo goes without.
+    /// Reason; `baton daemons` shows it. Required unless --undo is given.
     #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
     reason: Option<String>,
 
@@ -43,26 +43,26 @@ pub(crate) async fn run(args: DrainArgs, console: &CliConsole) -> Result<Command
     };
     let daemon = daemon.ok_or_else(|| {
         CliError::local(
-            "the relay answered without a daemon",
-            "it may speak another version",
+            "the relay's response has no daemon",
+            "it may be of another version",
         )
     })?;
     if json {
         console.json(&to_json(&daemon))?;
         return Ok(CommandExit::Done);
     }
-    // It says itself that it drains, until it has heard.
+    // The daemon reports that it is draining until it has received the change.
     if undo && daemon.state() == DaemonState::Draining {
         console.line("undrained")?;
-        console.note("it has been told, and takes work again once it has heard");
+        console.note("the daemon accepts work again as soon as it has received this");
     } else {
         console.line(daemon.state().short_name())?;
     }
     if !daemon.attempts.is_empty() {
-        console.note(&format!(
-            "it still holds {} attempts",
-            daemon.attempts.len()
-        ));
+        console.note(&match daemon.attempts.len() {
+            1 => "it still has 1 attempt".to_owned(),
+            count => format!("it still has {count} attempts"),
+        });
     }
     Ok(CommandExit::Done)
 }

@@ -1,4 +1,4 @@
-//! `baton forget`: takes a daemon that is gone off the record.
+//! `baton forget`: removes the record of a daemon that will not return.
 
 use baton_proto::to_json;
 use baton_proto::v1::ForgetDaemonRequest;
@@ -15,11 +15,11 @@ use crate::render::sanitizer::one_line;
 
 #[derive(Args, Debug)]
 pub(crate) struct ForgetArgs {
-    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
+    /// Id of the daemon, a unique prefix of it, or its name if it is unique.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why, for those who ask later; `baton daemons --forgotten` shows it.
+    /// Reason; `baton daemons --forgotten` shows it.
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
@@ -42,7 +42,7 @@ pub(crate) async fn run(args: ForgetArgs, console: &CliConsole) -> Result<Comman
         console.json(&to_json(&daemon))?;
     } else {
         console.line(&format!("forgot {}", one_line(&daemon.daemon_id)))?;
-        console.note("if it comes back all the same, it gets a new id");
+        console.note("if it connects again, it gets a new id");
     }
     Ok(CommandExit::Done)
 }

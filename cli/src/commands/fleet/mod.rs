@@ -1,5 +1,5 @@
 //! Commands on daemons: list, drain, disconnect, forget.
-//! Talks to the relay only; `baton daemon` and `baton health` are in commands/server.
+//! They call the relay only; `baton daemon` and `baton health` are in commands/server.
 
 pub(crate) mod daemons;
 pub(crate) mod disconnect;

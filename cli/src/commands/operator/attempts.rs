@@ -1,4 +1,4 @@
-//! `baton attempts`: attempts of all tasks, or of one.
+//! `baton attempts`: lists attempts of all tasks or of one task.
 
 use baton_proto::v1::{AttemptState, ListAttemptsRequest, ListAttemptsResponse, ListedAttempt};
 use baton_proto::{ShortName, to_json};
@@ -25,7 +25,7 @@ pub(crate) struct AttemptsArgs {
     #[arg(long = "state", value_name = "STATE", value_parser = AttemptState::from_short_name)]
     states: Vec<AttemptState>,
 
-    /// Only attempts that this daemon holds or held, given by id or by name.
+    /// Only attempts that this daemon holds or held, by id or name.
     #[arg(
         long,
         value_name = "DAEMON",
@@ -34,7 +34,7 @@ pub(crate) struct AttemptsArgs {
     )]
     daemon: String,
 
-    /// How many to list at most.
+    /// Maximum number of attempts to list.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
@@ -49,29 +49,31 @@ pub(crate) struct AttemptsArgs {
 pub(crate) async fn run(args: AttemptsArgs, console: &CliConsole) -> Result<CommandExit, CliError> {
     let relay = RelayClient::discover(&args.relay).await?;
     let (json, limit) = (args.json, args.limit);
-    let found = list_attempts(&relay, args).await?;
+    let response = list_attempts(&relay, args).await?;
     if json {
-        console.json(&to_json(&found))?;
+        console.json(&to_json(&response))?;
         return Ok(CommandExit::Done);
     }
     let mut table = TextTable::new(["TASK", "NO", "STATE", "DAEMON", "ATTEMPT", "FAILURE"]);
-    for row in &found.attempts {
+    for row in &response.attempts {
         table.row(attempt_row(row));
     }
     if table.is_empty() {
-        console.note("no such attempts");
+        console.note("no matching attempts");
         return Ok(CommandExit::Done);
     }
     for line in table.lines() {
         console.line(&line)?;
     }
-    if !found.next_page_token.is_empty() {
-        console.note(&format!("there are more than {limit}; raise --limit"));
+    if !response.next_page_token.is_empty() {
+        console.note(&format!(
+            "only the newest {limit} are listed; raise --limit to see more"
+        ));
     }
     Ok(CommandExit::Done)
 }
 
-/// As many pages as the limit needs, in one answer.
+/// Joins as many pages as the limit needs.
 async fn list_attempts(
     relay: &RelayClient,
     args: AttemptsArgs,

@@ -1,4 +1,4 @@
-//! `baton complete`: completes a task by hand, when a person has seen that its work is done.
+//! `baton complete`: completes a task by hand after a person has checked that its work is done.
 
 use baton_proto::v1::{AgentCompleteRequest, CompleteTaskRequest, Task};
 use clap::Args;
@@ -22,11 +22,11 @@ pub(crate) struct CompleteArgs {
     #[command(flatten)]
     why: RequiredReasonArg,
 
-    /// Complete it although files that it promised were not seen. This is on record, too.
+    /// Complete the task although required files are missing. This is recorded.
     #[arg(long, conflicts_with = "attempt")]
     r#override: bool,
 
-    /// The result, for those who read the task later.
+    /// The result, for people who read the task later.
     #[arg(
         long,
         value_name = "TEXT",
@@ -54,7 +54,8 @@ pub(crate) async fn run(args: CompleteArgs, console: &CliConsole) -> Result<Comm
     Ok(CommandExit::Done)
 }
 
-/// By hand, or by the one who holds it: what shows that its work is done is the summary of its progress then.
+/// Completes the task as an operator or, with --attempt, as the holder of its lease. The holder's reason
+/// becomes the summary of the result.
 async fn complete(
     relay: &RelayClient,
     task_id: String,
@@ -85,13 +86,13 @@ async fn complete(
     Ok(completed.map_err(with_file_check_hint)?.into_inner().task)
 }
 
-/// An operator may say that files do not matter; the one who promised them may not.
+/// Only an operator may override missing files; the holder of the lease may not.
 fn with_file_check_hint(status: tonic::Status) -> CliError {
     match CliError::from(status) {
-        CliError::Rejected(mut refusal) if refusal.machine_code == "contract_unmet" => {
-            refusal.text.hint = "this command looks at no files: complete it with the tools of `baton mcp --root DIR`, which do"
+        CliError::Rejected(mut rejection) if rejection.machine_code == "contract_unmet" => {
+            rejection.text.hint = "this command does not check files: complete the task with the tools of `baton mcp --root DIR`"
                 .to_owned();
-            CliError::Rejected(refusal)
+            CliError::Rejected(rejection)
         }
         other => other,
     }

@@ -1,4 +1,5 @@
-//! `baton force-release` and `baton force-fail`: an operator ends attempts; and what one verb did to many tasks, row by row.
+//! `baton force-release` and `baton force-fail`: an operator ends attempts. Also runs an operation on
+//! several tasks and prints one row for each.
 
 use baton_proto::v1::bulk_force_result::Result as RowResult;
 use baton_proto::v1::{
@@ -27,11 +28,11 @@ pub(crate) struct ForceArgs {
     #[command(flatten)]
     why: RequiredReasonArg,
 
-    /// Only if this is still the task's open attempt. For one task.
+    /// Act only if this is still the task's open attempt. For a single task.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     attempt: String,
 
-    /// Print the task as one JSON object; of several tasks, one object with a row for each.
+    /// Print the task as one JSON object; for several tasks, one object with a row for each.
     #[arg(long)]
     json: bool,
 
@@ -62,7 +63,7 @@ pub(crate) async fn release(
     let answer = relay.operator().force_release(request).await?.into_inner();
     let task = answer.task.ok_or_else(missing_task_error)?;
     print_task(&task, args.json, console)?;
-    console.note("its daemon is told to stop; the next attempt waits until the processes are gone or the lease is over");
+    console.note("its daemon was asked to stop; the next attempt waits until the processes are dead or the lease has ended");
     Ok(CommandExit::Done)
 }
 
@@ -96,8 +97,8 @@ fn single_task_id(task_ids: &[String], attempt: &str) -> Result<Option<String>, 
     match task_ids {
         [one] => Ok(Some(one.clone())),
         _several if !attempt.is_empty() => Err(CliError::usage(
-            "--attempt names an attempt of one task, and several tasks were given",
-            "leave it out, or name one task",
+            "--attempt works with a single task only",
+            "omit --attempt, or pass one task",
         )),
         _several => Ok(None),
     }
@@ -119,7 +120,7 @@ async fn force_many(
     run_bulk_force(relay, request, args.json, console).await
 }
 
-/// The state of a task after a verb.
+/// Prints the state of a task after an operation.
 pub(crate) fn print_task(task: &Task, json: bool, console: &CliConsole) -> Result<(), CliError> {
     if json {
         console.json(&to_json(task))
@@ -128,7 +129,7 @@ pub(crate) fn print_task(task: &Task, json: bool, console: &CliConsole) -> Resul
     }
 }
 
-/// One verb on many tasks: a row each. Exit 1 if any of them was refused.
+/// Runs an operation on several tasks and prints a row for each. The exit code is 1 if any was refused.
 pub(crate) async fn run_bulk_force(
     relay: &RelayClient,
     request: BulkForceRequest,

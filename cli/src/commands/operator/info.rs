@@ -1,4 +1,4 @@
-//! `baton info`: who the relay is, whether it takes work, and what it has counted since its start.
+//! `baton info`: the relay's identity, whether it accepts work, and its counters since the start.
 
 use baton_proto::v1::{RelayInfoRequest, RelayInfoResponse};
 use baton_proto::{ShortName, to_json};
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: InfoArgs, console: &CliConsole) -> Result<CommandE
 
 fn info_fields(info: &RelayInfoResponse, now_ms: u64) -> Vec<(&'static str, String)> {
     let you = format!(
-        "{}, {} of tenant {}",
+        "{}, role {}, tenant {}",
         one_line(&info.principal),
         info.role().short_name(),
         one_line(&info.tenant)
@@ -77,7 +77,7 @@ fn disk_text(info: &RelayInfoResponse) -> String {
     let disk = info.disk.unwrap_or_default();
     let mib = |bytes: u64| bytes >> 20;
     format!(
-        "{} MiB of {} MiB are free, {} MiB must be; {} MiB of ballast",
+        "{} MiB of {} MiB free, {} MiB must stay free; {} MiB reserved for emergencies",
         mib(disk.free_bytes),
         mib(disk.total_bytes),
         mib(disk.needed_bytes),
@@ -89,7 +89,7 @@ fn print_counters(info: &RelayInfoResponse, console: &CliConsole) -> Result<(), 
     if info.counters.is_empty() {
         return Ok(());
     }
-    let mut table = TextTable::new(["COUNTED", "REASON", "VALUE"]);
+    let mut table = TextTable::new(["COUNTER", "REASON", "VALUE"]);
     for counter in &info.counters {
         table.row([
             one_line(&counter.name),

@@ -1,4 +1,4 @@
-//! `baton inspect`: how one task stands and what to do about it.
+//! `baton inspect`: diagnoses one task and shows the next step.
 
 use baton_proto::to_json;
 use baton_proto::v1::InspectRequest;
@@ -19,7 +19,7 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     task: TaskIdArg,
 
-    /// How many of the newest events to show, at most 50.
+    /// Number of newest events to show, at most 50.
     #[arg(long, value_name = "N", default_value_t = 10)]
     events: usize,
 
@@ -34,32 +34,35 @@ pub(crate) async fn run(args: InspectArgs, console: &CliConsole) -> Result<Comma
     let relay = RelayClient::discover(&args.relay).await?;
     let task_id = args.task.resolve(&relay).await?;
     let request = InspectRequest { task_id };
-    let found = relay.operator().inspect(request).await?.into_inner();
+    let response = relay.operator().inspect(request).await?.into_inner();
     if args.json.json {
-        console.json(&to_json(&found))?;
+        console.json(&to_json(&response))?;
         return Ok(CommandExit::Done);
     }
     let (now_ms, style) = (clock::wall_ms(), console.data_style());
-    let task = found.task.as_ref().ok_or_else(missing_task_error)?;
-    for line in task_details::status_lines(task, &found, now_ms, style) {
+    let task = response.task.as_ref().ok_or_else(missing_task_error)?;
+    for line in task_details::status_lines(task, &response, now_ms, style) {
         console.line(&line)?;
     }
-    if !found.inputs.is_empty() {
-        console.line("waits for an answer to:")?;
+    if !response.inputs.is_empty() {
+        console.line("waiting for an answer to:")?;
     }
-    for input in &found.inputs {
+    for input in &response.inputs {
         for line in input_view::input_lines(input, now_ms, style) {
             console.line(&format!("  {line}"))?;
         }
     }
-    let skipped = found.recent_events.len().saturating_sub(args.events);
+    let skipped = response.recent_events.len().saturating_sub(args.events);
     if args.events > 0 {
-        console.line("events:")?;
+        console.line(match skipped {
+            0 => "events:",
+            _older => "newest events:",
+        })?;
     }
-    for event in found.recent_events.iter().skip(skipped) {
+    for event in response.recent_events.iter().skip(skipped) {
         console.line(&format!("  {}", task_view::event_line(event, style)))?;
     }
-    for line in task_details::advice_lines(&found) {
+    for line in task_details::advice_lines(&response) {
         console.line(&line)?;
     }
     Ok(CommandExit::Done)

@@ -1,5 +1,5 @@
 //! Commands of the Operator service: inspect, retry, force, complete, pause, tokens, profiles, relay information.
-//! Verbs that change something require a reason.
+//! Commands that change something require a reason.
 //! No decision is made here; the relay checks permissions.
 
 pub(crate) mod attempts;

@@ -1,4 +1,5 @@
-//! `baton pause` and `baton unpause`: tasks, a tenant, or all dispatching. What runs goes on.
+//! `baton pause` and `baton unpause`: stop and resume the dispatch of tasks, of a tenant, or of everything.
+//! Running attempts continue.
 
 use std::time::Duration;
 
@@ -18,22 +19,22 @@ use crate::error::exit_code::CommandExit;
 use crate::render::console::CliConsole;
 use crate::render::sanitizer::one_line;
 
-/// Between two looks at what still runs.
+/// Time between two checks for running tasks.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Exactly one kind of them.
+/// Exactly one kind of target.
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PauseTargetArgs {
-    /// Ids of tasks, or as much of each as no other task has.
+    /// Ids of tasks, or unique prefixes of them.
     #[arg(value_name = "TASK")]
     task_ids: Vec<String>,
 
-    /// All work of this tenant.
+    /// All tasks of this tenant.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// All dispatching. For admins of all tenants.
+    /// All dispatching. For administrators of all tenants.
     #[arg(long)]
     scheduler: bool,
 }
@@ -46,7 +47,7 @@ enum PauseTarget {
 }
 
 impl PauseTargetArgs {
-    /// For a verb that needs a reason: a blank one is refused before anything is looked for.
+    /// For a command that needs a reason: with a blank one nothing is searched.
     async fn resolve_with_reason(
         self,
         relay: &RelayClient,
@@ -91,15 +92,15 @@ pub(crate) struct PauseArgs {
     #[command(flatten)]
     targets: PauseTargetArgs,
 
-    /// Why, for those who wonder why it waits.
+    /// Reason, for people who see the task waiting.
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// With --scheduler: wait until nothing runs any more, for at most this long, for example 60s. Then the relay is drained.
+    /// With --scheduler: wait until no task runs any more, for at most this long, for example 60s.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, requires = "scheduler")]
     drain: Option<Duration>,
 
-    /// Print one JSON object with a row for each.
+    /// Print one JSON object with a row for each target.
     #[arg(long)]
     json: bool,
 
@@ -112,7 +113,7 @@ pub(crate) struct UnpauseArgs {
     #[command(flatten)]
     targets: PauseTargetArgs,
 
-    /// Why, for those who look at it later.
+    /// Reason, for people who read it later.
     #[arg(
         long,
         value_name = "TEXT",
@@ -121,7 +122,7 @@ pub(crate) struct UnpauseArgs {
     )]
     reason: String,
 
-    /// Print one JSON object with a row for each.
+    /// Print one JSON object with a row for each target.
     #[arg(long)]
     json: bool,
 
@@ -148,8 +149,10 @@ pub(crate) async fn pause(args: PauseArgs, console: &CliConsole) -> Result<Comma
         };
         let answer = relay.operator().pause(request).await;
         let already = answer.map(|answer| answer.into_inner().already_paused);
-        let word = |already| if already { "paused before" } else { "paused" };
-        rows.push((name, already.map(word).map_err(CliError::from)));
+        let result = |already| {
+            if already { "paused before" } else { "paused" }
+        };
+        rows.push((name, already.map(result).map_err(CliError::from)));
     }
     let exit = print_outcomes(rows, args.json, console)?;
     match args.drain {
@@ -176,15 +179,15 @@ pub(crate) async fn unpause(
         };
         let answer = relay.operator().unpause(request).await;
         let was = answer.map(|answer| answer.into_inner().was_paused);
-        let word = |was| if was { "unpaused" } else { "was not paused" };
-        rows.push((name, was.map(word).map_err(CliError::from)));
+        let result = |was| if was { "unpaused" } else { "was not paused" };
+        rows.push((name, was.map(result).map_err(CliError::from)));
     }
     print_outcomes(rows, args.json, console)
 }
 
 type PauseOutcome = (String, Result<&'static str, CliError>);
 
-/// One that was refused is that refusal; of several, each has its row.
+/// A single rejected target is the error of the command; several targets get a row each.
 fn print_outcomes(
     mut rows: Vec<PauseOutcome>,
     json: bool,
@@ -197,7 +200,7 @@ fn print_outcomes(
     }
     if json {
         let row = |(name, outcome): &PauseOutcome| match outcome {
-            Ok(word) => json!({ "target": name, "result": word }),
+            Ok(result) => json!({ "target": name, "result": result }),
             Err(error) => json!({ "target": name, "error": error.to_string() }),
         };
         let rows: Vec<Value> = rows.iter().map(row).collect();
@@ -205,15 +208,15 @@ fn print_outcomes(
     } else {
         for (name, outcome) in &rows {
             match outcome {
-                Ok(word) => console.line(&format!("{name}: {word}"))?,
+                Ok(result) => console.line(&format!("{name}: {result}"))?,
                 Err(error) => console.note(&format!("{name}: {error}")),
             }
         }
     }
-    let worst = rows
+    let errors = rows
         .iter()
         .filter_map(|(_, outcome)| outcome.as_ref().err());
-    Ok(worst
+    Ok(errors
         .map(CliError::exit)
         .next()
         .unwrap_or(CommandExit::Done))
@@ -233,14 +236,15 @@ async fn wait_until_drained(
             .await?
             .into_inner();
         if status.running == 0 {
-            console.note("nothing runs any more");
+            console.note("no task runs any more");
             return Ok(CommandExit::Done);
         }
         if clock::instant() >= end {
-            console.note(&format!(
-                "{} tasks still run; dispatching stays paused",
-                status.running
-            ));
+            let still_running = match status.running {
+                1 => "1 task is still running".to_owned(),
+                count => format!("{count} tasks are still running"),
+            };
+            console.note(&format!("{still_running}; dispatching stays paused"));
             return Ok(CommandExit::NotCompleted);
         }
         tokio::time::sleep(POLL_INTERVAL).await;

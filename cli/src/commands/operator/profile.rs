@@ -1,4 +1,4 @@
-//! `baton profile`: named deadline profiles that tasks can ask for.
+//! `baton profile`: named deadline profiles that tasks can use.
 
 use baton_proto::to_json;
 use baton_proto::v1::{
@@ -21,7 +21,7 @@ use crate::render::{task_details, task_view};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Store a profile, replacing one of that name. Tasks already submitted keep theirs.
+    /// Store a profile, replacing one with that name. Tasks already submitted keep theirs.
     Put(PutProfileArgs),
     /// List the stored profiles.
     List(ListProfilesArgs),
@@ -36,7 +36,7 @@ pub(crate) struct PutProfileArgs {
     name: String,
 
     /// Deadline of the profile: process_start, prompt_write, first_event, first_visible_event, stream_idle,
-    /// tool_idle, user_input or cleanup_term. May be repeated; without any, the profile is empty and arms nothing.
+    /// tool_idle, user_input or cleanup_term. May be repeated; without any, the profile arms no deadline.
     #[arg(long = "deadline", value_name = "NAME=DURATION", value_parser = pairs::deadline)]
     deadlines: Vec<NamedDeadline>,
 
@@ -104,7 +104,7 @@ fn build_profile(deadlines: &[NamedDeadline]) -> Result<DeadlineProfile, CliErro
     for deadline in deadlines {
         if matches!(deadline.name, DeadlineName::Queue | DeadlineName::Total) {
             return Err(CliError::usage(
-                "queue and total stand outside the profile",
+                "queue and total cannot be part of a profile",
                 "set them for each task: baton submit --deadline queue=1h",
             ));
         }

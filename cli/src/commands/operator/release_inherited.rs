@@ -1,4 +1,4 @@
-//! `baton release-inherited`: an operator's word that the fleet of before is down.
+//! `baton release-inherited`: an operator confirms that the previous fleet is down.
 
 use baton_proto::to_json;
 use baton_proto::v1::ReleaseInheritedRequest;
@@ -13,7 +13,7 @@ use crate::render::console::CliConsole;
 
 #[derive(Args, Debug)]
 pub(crate) struct ReleaseInheritedArgs {
-    /// How you know that no daemon of before still runs anything; kept for those who ask later.
+    /// How you know that no daemon of the previous fleet still runs a task. It is recorded.
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
@@ -40,8 +40,9 @@ pub(crate) async fn run(
     }
     console.line(&format!("released {}", response.released))?;
     if response.released == 0 {
-        console
-            .note("nothing was held; tasks wait for this only after an import or an accepted loss");
+        console.note(
+            "no task was waiting; tasks wait for this only after an import or an accepted loss",
+        );
     }
     Ok(CommandExit::Done)
 }

@@ -1,4 +1,4 @@
-//! `baton retry`: one more attempt at a task that failed, timed out or was lost.
+//! `baton retry`: starts one more attempt of a task that failed, timed out or was lost.
 
 use baton_proto::to_json;
 use baton_proto::v1::{BulkForceRequest, ForceVerb, RetryTaskRequest};
@@ -23,16 +23,16 @@ pub(crate) struct RetryArgs {
     #[command(flatten)]
     why: RequiredReasonArg,
 
-    /// Retry although the earlier attempt may already have had effects.
+    /// Retry although the previous attempt may have had effects.
     #[arg(long)]
     allow_unsafe: bool,
 
-    /// Wait until the task has ended or needs attention, and end with its exit code.
+    /// Wait until the task has ended or needs attention, and exit with its code.
     #[arg(long)]
     wait: bool,
 
-    /// Print the task as one JSON object: at once, or as it ended with --wait. Of several tasks, one object with a row for
-    /// each.
+    /// Print the task as one JSON object: immediately, or with --wait when it has ended. For several tasks, one object with
+    /// a row for each.
     #[arg(long)]
     json: bool,
 
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: RetryArgs, console: &CliConsole) -> Result<Command
     let response = relay.operator().retry_task(request).await?.into_inner();
     if args.wait {
         let task = response.task.ok_or_else(missing_task_error)?;
-        // What was before the retry is an old story.
+        // Only events after the retry matter.
         let from = task.revision;
         let end =
             watch::wait_until_settled_from(&relay, task_id, from, WaitDisplay::Progress, console)
@@ -81,8 +81,8 @@ async fn retry_many(
 ) -> Result<CommandExit, CliError> {
     if args.wait {
         return Err(CliError::usage(
-            "--wait waits for one task, and several were given",
-            "leave it out, and follow each with `baton watch TASK`",
+            "--wait works with a single task only",
+            "omit --wait, and follow each task with `baton watch TASK`",
         ));
     }
     let request = BulkForceRequest {

@@ -1,4 +1,4 @@
-//! `baton scheduler`: how much waits and runs, and what is paused.
+//! `baton scheduler`: how many tasks wait and run, and what is paused.
 
 use baton_proto::to_json;
 use baton_proto::v1::{PauseChange, SchedulerStatusRequest, SchedulerStatusResponse};
@@ -49,13 +49,13 @@ fn status_lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
     let field =
         |name: &str, value: String| format!("{:<14}{}", format!("{name}:"), one_line(&value));
     let dispatching = match (status.paused, &*status.pause_reason) {
-        (false, _) => "goes on".to_owned(),
+        (false, _) => "running".to_owned(),
         (true, reason) => format!("paused: {reason}"),
     };
     let oldest = match status.queued {
         0 => String::new(),
         _ => format!(
-            ", the oldest for {}",
+            ", oldest for {}",
             duration::format_short(status.oldest_queued_ms)
         ),
     };
@@ -63,16 +63,13 @@ fn status_lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
         field("dispatching", dispatching),
         field(
             "open",
-            format!(
-                "{} of at most {}",
-                status.open_tasks, status.open_tasks_limit
-            ),
+            format!("{} of {}", status.open_tasks, status.open_tasks_limit),
         ),
         field("queued", format!("{}{oldest}", status.queued)),
         field("running", status.running.to_string()),
         field("pending", status.pending.to_string()),
-        field("needs person", status.needs_attention.to_string()),
-        field("questions", status.pending_inputs.to_string()),
+        field("parked", status.needs_attention.to_string()),
+        field("open inputs", status.pending_inputs.to_string()),
         field("paused tasks", status.paused_tasks.to_string()),
         field(
             "daemons",
@@ -86,7 +83,7 @@ fn status_lines(status: &SchedulerStatusResponse, now_ms: u64) -> Vec<String> {
         lines.push(field("paused", status.paused_tenants.join(", ")));
     }
     if status.inherited > 0 {
-        lines.push(field("held back", status.inherited.to_string()));
+        lines.push(field("inherited", status.inherited.to_string()));
     }
     let changes = status.pause_changes.iter();
     lines.extend(changes.map(|one| field("change", change_text(one, now_ms))));
@@ -98,11 +95,11 @@ fn change_text(change: &PauseChange, now_ms: u64) -> String {
         "*" => "all dispatching".to_owned(),
         tenant => format!("tenant {tenant}"),
     };
-    let word = if change.paused { "paused" } else { "unpaused" };
+    let action = if change.paused { "paused" } else { "unpaused" };
     let why = match &*change.reason {
         "" => String::new(),
         reason => format!(": {reason}"),
     };
     let ago = task_view::age(change.at.as_ref(), now_ms);
-    format!("{what} {word} by {} {ago} ago{why}", change.by)
+    format!("{what} {action} by {} {ago} ago{why}", change.by)
 }

@@ -1,4 +1,4 @@
-//! `baton token`: credentials. A secret is shown once, when it is made, and never again.
+//! `baton token`: access tokens. A secret is shown only once, when it is created.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -27,25 +27,25 @@ use crate::render::task_view;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token and print its secret, which is shown this once.
+    /// Create a token and print its secret, which is shown only once.
     Create(CreateTokenArgs),
     /// List tokens, without their secrets.
     List(ListTokensArgs),
-    /// End a token at once, and the streams that use it.
+    /// Revoke a token immediately and end the streams that use it.
     Revoke(RevokeTokenArgs),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateTokenArgs {
-    /// Name for people, for example the machine or program that will use it. The default is its role.
+    /// Name for people, for example of the machine or program that will use the token. The default is its role.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// What it may do: admin, operator, submitter, answerer, agent, daemon or read_only.
+    /// Role of the token: admin, operator, submitter, answerer, agent, daemon or read_only.
     #[arg(long, value_name = "ROLE", value_parser = role)]
     role: Role,
 
-    /// Tenant that it belongs to, or * for a daemon that all tenants share. Without it, the tenant of the caller.
+    /// Tenant of the token, or * for a daemon that all tenants share. The default is the tenant of the caller.
     #[arg(
         long,
         value_name = "TENANT",
@@ -54,7 +54,7 @@ pub(crate) struct CreateTokenArgs {
     )]
     tenant: String,
 
-    /// Scope of an agent's token: which tasks it may claim or pick up.
+    /// Scope of a token with the role agent: which tasks it may claim or pick up.
     #[arg(
         long,
         value_name = "SCOPE",
@@ -63,11 +63,11 @@ pub(crate) struct CreateTokenArgs {
     )]
     agent_scope: String,
 
-    /// How long it is valid. Without it, until it is revoked.
+    /// How long the token is valid. The default is until it is revoked.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
 
-    /// Write the secret into this new file, readable by its owner only, instead of printing it.
+    /// Write the secret to this new file, readable only by its owner, instead of printing it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -81,7 +81,7 @@ pub(crate) struct CreateTokenArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ListTokensArgs {
-    /// Also list tokens that were revoked or have expired.
+    /// Include tokens that were revoked or have expired.
     #[arg(long)]
     all: bool,
 
@@ -95,7 +95,7 @@ pub(crate) struct ListTokensArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct RevokeTokenArgs {
-    /// Id of the token, as `baton token list` shows it, or as much of it as no other has.
+    /// Id of the token as `baton token list` shows it, or a unique prefix of it.
     #[arg(value_name = "TOKEN_ID")]
     token_id: String,
 
@@ -107,7 +107,7 @@ pub(crate) struct RevokeTokenArgs {
     relay: ConnectionArgs,
 }
 
-/// `read-only` is how people write it.
+/// Also accepts `read-only`, as people write it.
 fn role(text: &str) -> Result<Role, baton_proto::UnknownShortName> {
     Role::from_short_name(&text.replace('-', "_"))
 }
@@ -128,7 +128,7 @@ async fn create_token(
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let relay = RelayClient::discover(&args.relay).await?;
-    // A file that cannot be written must not cost a token.
+    // The file is created first: if that fails, no token is created.
     let mut file = args.out.as_deref().map(create_private_file).transpose()?;
     let request = CreateTokenRequest {
         name: args
@@ -141,7 +141,7 @@ async fn create_token(
     };
     let response = relay.operator().create_token(request).await;
     if let (Err(_), Some(path)) = (&response, &args.out) {
-        // It holds nothing, and would be in the way of the next try.
+        // The empty file would make the next try fail.
         drop(std::fs::remove_file(path));
     }
     let response = response?.into_inner();
@@ -153,7 +153,7 @@ async fn create_token(
     match &mut file {
         Some(file) => writeln!(file, "{secret}")
             .and_then(|()| file.sync_all())
-            .map_err(|error| CliError::local("write the token file", error))?,
+            .map_err(|error| CliError::local("cannot write the token file", error))?,
         None => console.line(&secret)?,
     }
     let role = token.role().short_name();
@@ -166,12 +166,12 @@ async fn create_token(
 }
 
 /// The token's record and its secret.
-pub(crate) fn token_and_secret(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
+fn token_and_secret(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
     match (response.token, response.secret) {
         (Some(token), Some(secret)) => Ok((token, secret.value)),
         (None | Some(_), None | Some(_)) => Err(CliError::local(
-            "the relay answered without a token",
-            "it may speak another version",
+            "the relay's response has no token",
+            "it may be of another version",
         )),
     }
 }
@@ -184,8 +184,8 @@ fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
         .open(path)
         .map_err(|error| {
             CliError::usage(
-                format!("make the token file {}: {error}", path.display()),
-                "name a new file",
+                format!("cannot create the token file {}: {error}", path.display()),
+                "choose a file that does not exist yet",
             )
         })
 }

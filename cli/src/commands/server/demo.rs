@@ -1,5 +1,5 @@
-//! The demo of `baton up`: one whole task from submit to completion, and one whose agent asks leave first, each as a user
-//! would run it.
+//! The demo of `baton up`: one task from submit to completion, and one whose agent asks for permission, each
+//! as a user would run it.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::follow::task_follower::{missing_task_error, stream_closed_error};
 use crate::render::console::CliConsole;
 use crate::render::input_view;
 
-/// The name under which the daemon of the demo knows its agent.
+/// The name of the demo's agent in the daemon's configuration.
 pub(crate) const DEMO_AGENT: &str = "demo";
 
 const DEMO_SCRIPT: &str = "\
@@ -36,13 +36,13 @@ pub(crate) async fn run(
     run_permission_demo(relay, console).await
 }
 
-/// Prints the task's id, its output as it comes, and the state it ended in.
+/// Prints the task's id, its output as it arrives, and its final state.
 async fn run_command_demo(
     relay: &RelayClient,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let spec = TaskSpec {
-        goal: "show one task from beginning to end".to_owned(),
+        goal: "show one task from start to end".to_owned(),
         agent: "command".to_owned(),
         prompt: "hello from Baton".to_owned(),
         command: Some(CommandSpec {
@@ -54,13 +54,14 @@ async fn run_command_demo(
     wait_for_end(relay, &task_id, console).await
 }
 
-/// The same for an agent that asks. Nobody has to be there: the demo shows how to answer, and does.
+/// Like [`run_command_demo`], with an agent that asks for permission. The demo shows how to answer and
+/// answers itself.
 async fn run_permission_demo(
     relay: &RelayClient,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let spec = TaskSpec {
-        goal: "show a permission being asked".to_owned(),
+        goal: "show a permission request".to_owned(),
         agent: DEMO_AGENT.to_owned(),
         prompt: "write a greeting".to_owned(),
         ..TaskSpec::default()
@@ -120,7 +121,7 @@ async fn answer_demo_input(
     console.line(&input_view::outcome_text(&response.input.unwrap_or(input)))
 }
 
-/// Waits for the task to ask.
+/// Waits for the first input of the task.
 async fn wait_for_input(relay: &RelayClient, task_id: &str) -> Result<Input, CliError> {
     let request = WatchInputsRequest {
         task_id: task_id.to_owned(),
@@ -139,7 +140,7 @@ pub(crate) fn next_steps_text(data: Option<&Path>, demo: bool) -> String {
     let flag = data
         .map(|data| format!(" --data {}", data.display()))
         .unwrap_or_default();
-    let asking = if demo {
+    let demo_command = if demo {
         format!("baton submit{flag} --follow --agent {DEMO_AGENT} --prompt 'write a greeting'\n  ")
     } else {
         String::new()
@@ -148,6 +149,6 @@ pub(crate) fn next_steps_text(data: Option<&Path>, demo: bool) -> String {
         "baton is up; press Ctrl-C to stop it. In another shell:\n  \
          baton tasks{flag}\n  \
          baton daemons{flag}\n  \
-         {asking}baton submit{flag} --follow -- sh -c 'echo hello; sleep 1; echo done'"
+         {demo_command}baton submit{flag} --follow -- sh -c 'echo hello; sleep 1; echo done'"
     )
 }

@@ -1,5 +1,6 @@
-//! The agent of `baton up --demo`: speaks the Agent Client Protocol, makes one tool call, and asks before it does.
-//! It needs no account and no other program; it does not do what it asks for, so that the demo touches nothing.
+//! The agent of `baton up --demo`: uses the Agent Client Protocol, makes one tool call, and asks for
+//! permission first. It needs no account and no other program. It does not carry out the tool call, so that the
+//! demo changes nothing.
 
 use std::io::BufRead;
 
@@ -16,7 +17,7 @@ const TOOL_CALL_ID: &str = "greeting";
 pub(crate) fn run(console: &CliConsole) -> Result<CommandExit, CliError> {
     let mut turn = None;
     for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|error| CliError::local("read stdin", error))?;
+        let line = line.map_err(|error| CliError::local("cannot read stdin", error))?;
         let Ok(message) = serde_json::from_str::<Value>(&line) else {
             continue;
         };
@@ -27,7 +28,7 @@ pub(crate) fn run(console: &CliConsole) -> Result<CommandExit, CliError> {
     Ok(CommandExit::Done)
 }
 
-/// What it says to a message. `turn` is the prompt that it works on.
+/// The agent's replies to a message. `turn` is the id of the current prompt.
 fn handle_message(message: &Value, turn: &mut Option<Value>) -> Vec<Value> {
     let id = &message["id"];
     match message["method"].as_str() {
@@ -42,7 +43,7 @@ fn handle_message(message: &Value, turn: &mut Option<Value>) -> Vec<Value> {
             permission_messages()
         }
         Some(_) => Vec::new(),
-        // What it asked for was answered.
+        // The answer to the permission request.
         None => turn
             .take()
             .map_or_else(Vec::new, |prompt| finish_turn(message, &prompt)),
@@ -80,7 +81,7 @@ fn permission_messages() -> Vec<Value> {
     let params = json!({"sessionId": SESSION_ID, "toolCall": call, "options": options});
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": "session/request_permission", "params": params});
     vec![
-        text_update("I would like to write a file, and ask before I do."),
+        text_update("I would like to write a file and ask for permission first."),
         update_message(started),
         request,
     ]
@@ -88,19 +89,19 @@ fn permission_messages() -> Vec<Value> {
 
 fn finish_turn(answered: &Value, prompt: &Value) -> Vec<Value> {
     let allowed = answered["result"]["outcome"]["optionId"] == "yes";
-    let (status, words) = if allowed {
+    let (status, text) = if allowed {
         (
             "completed",
             "It was allowed. (This is a demo: nothing was written.)\n",
         )
     } else {
-        ("failed", "It was not allowed, so I leave it.\n")
+        ("failed", "It was denied, so I write nothing.\n")
     };
     vec![
         update_message(
             json!({"sessionUpdate": "tool_call_update", "toolCallId": TOOL_CALL_ID, "status": status}),
         ),
-        text_update(words),
+        text_update(text),
         response_message(prompt, json!({"stopReason": "end_turn"})),
     ]
 }
@@ -110,15 +111,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_asks_before_it_acts_and_does_as_it_is_told() {
+    fn the_demo_agent_asks_first_and_follows_the_answer() {
         for (option, status) in [("yes", "completed"), ("no", "failed")] {
             let mut turn = None;
             let prompt = json!({"id": 7, "method": "session/prompt"});
             let asked = handle_message(&prompt, &mut turn);
             assert_eq!(asked[2]["method"], "session/request_permission");
             let outcome = json!({"outcome": "selected", "optionId": option});
-            let told = json!({"id": 1, "result": {"outcome": outcome}});
-            let done = handle_message(&told, &mut turn);
+            let answer = json!({"id": 1, "result": {"outcome": outcome}});
+            let done = handle_message(&answer, &mut turn);
             assert_eq!(done[0]["params"]["update"]["status"], status);
             assert_eq!(done[2]["id"], 7, "the prompt is answered");
         }

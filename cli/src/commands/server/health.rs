@@ -1,5 +1,5 @@
-//! `baton health`: asks the daemon that runs on a data directory whether work reaches it. Exit 0 means that it does, so a
-//! container's probe can be this command.
+//! `baton health`: checks whether the daemon on a data directory can receive work. The exit code is 0 if it
+//! can, so this command can be a container's probe.
 
 use std::path::PathBuf;
 
@@ -13,12 +13,11 @@ use crate::server::start;
 
 #[derive(Args, Debug)]
 pub(crate) struct HealthArgs {
-    /// The daemon's data directory. The default is the same as the daemon's: $XDG_DATA_HOME/baton/daemon or
-    /// ~/.local/share/baton/daemon.
+    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or ~/.local/share/baton/daemon.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Print what the daemon says as one JSON object.
+    /// Print the daemon's answer as one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -35,13 +34,13 @@ pub(crate) async fn run(args: HealthArgs, console: &CliConsole) -> Result<Comman
         console.line(&checkup.json)?;
         return Ok(exit);
     }
-    let told: serde_json::Value = serde_json::from_str(&checkup.json).unwrap_or_default();
+    let status: serde_json::Value = serde_json::from_str(&checkup.json).unwrap_or_default();
     if checkup.healthy {
-        let count = |name: &str| told[name].as_u64().unwrap_or(0);
+        let count = |name: &str| status[name].as_u64().unwrap_or(0);
         let (running, slots) = (count("running"), count("slots"));
         console.line(&format!("healthy: {running} of {slots} slots in use"))?;
     } else {
-        let problem = told["problem"].as_str().unwrap_or("it does not say why");
+        let problem = status["problem"].as_str().unwrap_or("unknown problem");
         console.line(&format!(
             "unhealthy: {}",
             crate::render::sanitizer::one_line(problem)

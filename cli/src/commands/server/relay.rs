@@ -18,16 +18,17 @@ use crate::server::reexec::RestartState;
 use crate::server::start::{RelayStartOptions, Retention, RunningRelay, ServerClocks};
 use crate::server::stop_signals;
 
-/// What stands before the address in the line that a started relay prints; the load generator and scripts look for it.
+/// Text before the address in the line that a started relay prints. The load generator and scripts search
+/// for it.
 pub(crate) const LISTENING_ON: &str = "listening on ";
 
 #[derive(Args, Debug)]
 pub(crate) struct RelayServerArgs {
-    /// Directory for everything the relay keeps. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton.
+    /// Directory for all data of the relay. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Address to listen on. Port 0 takes a free one.
+    /// Address to listen on. Port 0 chooses a free port.
     #[arg(long, env = "BATON_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN)]
     listen: SocketAddr,
 
@@ -49,57 +50,58 @@ pub(crate) struct RelayServerArgs {
     )]
     tls_key: Option<PathBuf>,
 
-    /// Listen without TLS on an address that other machines can reach: tokens cross the network in the clear, so
-    /// something else has to encrypt.
+    /// Listen without TLS on an address that other machines can reach. Tokens are sent unencrypted, so something else must
+    /// encrypt the connection.
     #[arg(long, env = "BATON_INSECURE")]
     insecure: bool,
 
-    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work too.
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work as well.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 
-    /// How long a stopping relay waits for what it has begun.
+    /// How long a stopping relay waits for running requests.
     #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     drain: Duration,
 
-    /// Open tasks at most, over all tenants. Submits beyond it wait briefly and are then refused.
+    /// Maximum of open tasks over all tenants. Further submits wait briefly and are then refused.
     #[arg(long, env = "BATON_MAX_OPEN", value_name = "N")]
     max_open: Option<usize>,
 
-    /// Open tasks of one tenant at most.
+    /// Maximum of open tasks of one tenant.
     #[arg(long, env = "BATON_MAX_OPEN_PER_TENANT", value_name = "N")]
     max_open_per_tenant: Option<usize>,
 
-    /// Connections at most. Each takes an open file; the relay raises its limit on those as far as the system lets it.
+    /// Maximum of connections. Each needs an open file; the relay raises its limit of open files as far as the system
+    /// allows.
     #[arg(long, env = "BATON_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
 
-    /// Connections from one address at most. All that comes through a proxy comes from one.
+    /// Maximum of connections from one address. All connections through a proxy have the same address.
     #[arg(long, env = "BATON_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections_per_address: Option<u32>,
 
-    /// Keep finished tasks and their output this long.
+    /// How long finished tasks and their output are kept.
     #[arg(long, env = "BATON_RETAIN_FOR", value_name = "DURATION", default_value = "14d", value_parser = duration::parse)]
     retain_for: Duration,
 
-    /// Keep the data directory below this size: the oldest finished tasks and output go first.
+    /// Maximum size of the data directory. The oldest finished tasks and output are removed first.
     #[arg(long, env = "BATON_RETAIN_BYTES", value_name = "SIZE", default_value = "10GiB", value_parser = size::parse)]
     retain_bytes: u64,
 
-    /// How much of that output may take. The default is three quarters.
+    /// Maximum size of output within --retain-bytes. The default is three quarters of it.
     #[arg(long, env = "BATON_RETAIN_OUTPUT_BYTES", value_name = "SIZE", value_parser = size::parse)]
     retain_output_bytes: Option<u64>,
 
-    /// Keep a finished task at least this long, whatever the size.
+    /// Minimum time that a finished task is kept, regardless of the size.
     #[arg(long, env = "BATON_RETAIN_AT_LEAST", value_name = "DURATION", default_value = "1m", value_parser = duration::parse)]
     retain_at_least: Duration,
 
-    /// Forget daemons that have been away for this long.
+    /// Remove daemons that have been disconnected for this long.
     #[arg(long, env = "BATON_FORGET_DAEMONS", value_name = "DURATION", default_value = "30d", value_parser = duration::parse)]
     forget_daemons: Duration,
 
-    /// Start although changes that were acknowledged are missing from the data, and go on without them. The relay says
-    /// when this is needed.
+    /// Start although acknowledged changes are missing from the data, and continue without them. The relay's error message
+    /// says when this is needed.
     #[arg(long)]
     accept_loss: bool,
 
@@ -115,7 +117,7 @@ pub(crate) async fn run(
     args.log.init(None)?;
     let stop = stop_signals::cancel_on_signals()?;
     let plan = start_options(args)?;
-    // A relay without room waits for it, and must be stoppable meanwhile.
+    // A relay on a full disk waits for space and must be stoppable meanwhile.
     let mut relay = tokio::select! {
         started = RunningRelay::start(&plan, clocks) => started?,
         () = stop.cancelled() => return Ok(CommandExit::Done),
@@ -148,17 +150,17 @@ fn start_options(args: RelayServerArgs) -> Result<RelayStartOptions, CliError> {
     })
 }
 
-/// Less than this does not hold what sled and the output log need to turn round in.
+/// sled and the output log need at least this much space to work.
 const MIN_PART_BYTES: u64 = 64 << 20;
 
 fn retention_config(args: &RelayServerArgs) -> Result<Retention, CliError> {
-    let usual = Retention::within(args.retain_bytes);
-    let output_bytes = args.retain_output_bytes.unwrap_or(usual.max_output_bytes);
+    let default = Retention::within(args.retain_bytes);
+    let output_bytes = args.retain_output_bytes.unwrap_or(default.max_output_bytes);
     let for_records = args.retain_bytes.saturating_sub(output_bytes);
     if for_records < MIN_PART_BYTES || output_bytes < MIN_PART_BYTES {
         return Err(CliError::usage(
             "--retain-bytes leaves less than 64 MiB for records, or for output",
-            "give at least 256MiB in all, or change --retain-output-bytes",
+            "set --retain-bytes to at least 256MiB, or change --retain-output-bytes",
         ));
     }
     Ok(Retention {
@@ -166,7 +168,7 @@ fn retention_config(args: &RelayServerArgs) -> Result<Retention, CliError> {
         max_output_bytes: output_bytes,
         min_age: args.retain_at_least,
         daemon_max_age: args.forget_daemons,
-        ..usual
+        ..default
     })
 }
 

@@ -1,4 +1,4 @@
-//! `baton up`: a relay and a daemon in one process on loopback, to try Baton out and for laptops.
+//! `baton up`: runs a relay and a daemon in one process on loopback, to try Baton out and for laptops.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,45 +24,45 @@ use crate::server::start::{
 };
 use crate::server::stop_signals;
 
-/// Stopping a laptop's relay and daemon should not keep a person waiting.
+/// A person waits for the stop, so it is short.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-/// `up` talks to a person; the log is for trouble.
+/// `up` prints messages for people, so the log only has warnings and errors.
 const LOG_FILTER: &str = "warn";
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Directory for everything relay and daemon keep. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton;
-    /// with --exit it is a temporary one that is removed at the end.
+    /// Directory for all data of relay and daemon. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton; with --exit
+    /// it is a temporary directory.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Address to listen on, which must be of this machine. The default is 127.0.0.1:7070; with --exit it is a free port.
+    /// Loopback address to listen on. The default is 127.0.0.1:7070; with --exit it is a free port.
     #[arg(long, env = "BATON_LISTEN", value_name = "ADDR")]
     listen: Option<SocketAddr>,
 
-    /// How many attempts run at once at most.
+    /// Maximum of concurrent attempts.
     #[arg(long, env = "BATON_SLOTS", value_name = "N", default_value_t = daemon::DEFAULT_SLOTS,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// TOML file that names further agents the daemon can run; plain commands are always allowed here.
+    /// TOML file with further agents for the daemon; plain commands are always allowed here.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Directory in which commands and agents run if their task asks for no workspace, for example `.`. The default is
+    /// Directory in which commands and agents run if their task has no workspace, for example `.`. The default is
     /// `daemon/work` in the data directory.
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work too.
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work as well.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 
-    /// Run a small task and one that asks for a permission, show what they do, and then stay up.
+    /// Run two demo tasks, one of which asks for permission, show what they do, and keep running.
     #[arg(long)]
     demo: bool,
 
-    /// Stop after the demo and leave nothing behind, for scripts.
+    /// Stop after the demo and leave no data behind, for scripts.
     #[arg(long, requires = "demo")]
     exit: bool,
 
@@ -77,18 +77,18 @@ pub(crate) async fn run(
 ) -> Result<CommandExit, CliError> {
     args.log.init(Some(LOG_FILTER))?;
     let stop = stop_signals::cancel_on_signals()?;
-    let place = DataLocation::choose(&args)?;
-    let plan = relay_options(place.path(), &args)?;
-    // A relay without room waits for it, and must be stoppable meanwhile.
+    let location = DataLocation::choose(&args)?;
+    let plan = relay_options(location.path(), &args)?;
+    // A relay on a full disk waits for space and must be stoppable meanwhile.
     let mut relay = tokio::select! {
         started = RunningRelay::start(&plan, clocks) => started?,
         () = stop.cancelled() => return Ok(CommandExit::Done),
     };
     console.note(&relay::started_message(&relay.url, &plan));
-    let daemon = ReadyDaemon::open(daemon_options(&args, &relay.url, place.path()), clocks);
+    let daemon = ReadyDaemon::open(daemon_options(&args, &relay.url, location.path()), clocks);
     let result = match daemon {
         Ok(daemon) => {
-            run_with_daemon(&args, daemon, &mut relay, place.path(), &stop, console).await
+            run_with_daemon(&args, daemon, &mut relay, location.path(), &stop, console).await
         }
         Err(error) => Err(error),
     };
@@ -96,7 +96,7 @@ pub(crate) async fn run(
     result
 }
 
-/// Runs the daemon beside what the person wants, and stops it in any case.
+/// Runs the daemon next to the demo or the wait for a signal, and stops it in any case.
 async fn run_with_daemon(
     args: &UpArgs,
     daemon: ReadyDaemon,
@@ -106,7 +106,7 @@ async fn run_with_daemon(
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let url = relay.url.clone();
-    let welcomed = daemon.wait_until_connected();
+    let connected = daemon.wait_until_connected();
     let work = daemon.activity();
     console.note(&format!("tasks run in {}", daemon.work_dir.display()));
     let daemon_stop = CancellationToken::new();
@@ -114,31 +114,32 @@ async fn run_with_daemon(
     let result = tokio::select! {
         ended = relay.wait_for_end() => ended.map(|()| CommandExit::NotCompleted),
         ended = &mut running => return ended.map(|()| CommandExit::NotCompleted),
-        result = serve_until_stopped(args, &url, data, welcomed, stop, console) => result,
+        result = serve_until_stopped(args, &url, data, connected, stop, console) => result,
     };
-    if let Some(words) = running_tasks_warning(work.running()) {
-        console.note(&words);
+    if let Some(warning) = running_tasks_warning(work.running()) {
+        console.note(&warning);
     }
     daemon_stop.cancel();
     running.await?;
     result
 }
 
-/// Whoever stops it should not find out later what that has cost.
+/// A warning for the person who stops `baton up` while tasks run.
 fn running_tasks_warning(running: u32) -> Option<String> {
-    let run = match running {
+    let tasks = match running {
         0 => return None,
-        1 => "1 task runs".to_owned(),
-        more => format!("{more} tasks run"),
+        1 => "1 task is running".to_owned(),
+        count => format!("{count} tasks are running"),
     };
     Some(format!(
-        "{run}; what does not finish in the next {} s ends with `baton up`: it is tried again where that is safe, and else \
-         waits for you (`baton blocked`). Work that is to go on over a restart needs `baton relay` and `baton daemon --token-file FILE`",
+        "{tasks}; a task that does not finish within {} s is ended with `baton up`. It is retried later if that is safe, else \
+         it is parked for you (`baton blocked`). For tasks that survive a restart, run `baton relay` and \
+         `baton daemon --token-file FILE`",
         DRAIN_LIMIT.as_secs()
     ))
 }
 
-/// Where the data is, and whether it goes away again.
+/// Where the data is, and whether it is removed at the end.
 enum DataLocation {
     Kept(PathBuf),
     Temporary(TempDir),
@@ -153,7 +154,7 @@ impl DataLocation {
                 .prefix("baton-demo-")
                 .tempdir()
                 .map(DataLocation::Temporary)
-                .map_err(|error| CliError::local("make a temporary directory", error)),
+                .map_err(|error| CliError::local("cannot create a temporary directory", error)),
         }
     }
 
@@ -177,7 +178,7 @@ fn relay_options(data: &Path, args: &UpArgs) -> Result<RelayStartOptions, CliErr
     if !listen.ip().is_loopback() {
         return Err(CliError::usage(
             format!(
-                "baton up runs commands for whoever reaches it, so it does not listen on {listen}"
+                "baton up runs commands for every client, so it listens on loopback only, not on {listen}"
             ),
             "listen on 127.0.0.1, or run `baton relay` and `baton daemon --token-file FILE` with TLS",
         ));
@@ -210,30 +211,30 @@ fn daemon_options(args: &UpArgs, url: &str, data: &Path) -> DaemonStartOptions {
         slots: args.slots,
         labels: Vec::new(),
         capabilities: Vec::new(),
-        // Only who can read the token files of this user can submit, and that is this user.
+        // Only this user can read the token files, so only this user can submit.
         allow_command: true,
         demo: args.demo,
         ca: None,
         drain: DRAIN_LIMIT,
         config: args.config.clone(),
         work_dir: args.work_dir.clone(),
-        // Relay and daemon end together, and so does what they run.
+        // Relay and daemon end together, so no attempt can continue.
         lease_extension: Duration::ZERO,
         health: None,
     }
 }
 
-/// The demo if wanted, then up until a signal.
+/// Runs the demo if requested, then waits for a signal.
 async fn serve_until_stopped(
     args: &UpArgs,
     url: &str,
     data: &Path,
-    welcomed: impl Future<Output = ()>,
+    connected: impl Future<Output = ()>,
     stop: &CancellationToken,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     tokio::select! {
-        () = welcomed => {}
+        () = connected => {}
         () = stop.cancelled() => return Ok(CommandExit::Done),
     }
     if args.demo && RestartState::from_environment().is_first_start() {
@@ -264,12 +265,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_stops_it_is_told_what_that_ends_and_nothing_where_nothing_runs() {
+    fn a_warning_is_shown_only_if_tasks_are_running() {
         assert_eq!(running_tasks_warning(0), None);
-        let words = running_tasks_warning(2).expect("two run");
+        let warning = running_tasks_warning(2).expect("two tasks are running");
         assert!(
-            words.starts_with("2 tasks run;") && words.contains("baton blocked"),
-            "{words}"
+            warning.starts_with("2 tasks are running;") && warning.contains("baton blocked"),
+            "{warning}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `baton answer`: a word to something that an agent asked.
+//! `baton answer`: answers a permission request or a question of an agent.
 
 use baton_proto::to_json;
 use baton_proto::v1::{Input, InputState, ListTasksRequest};
@@ -18,36 +18,36 @@ use crate::render::input_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct AnswerArgs {
-    /// Id of the input, as `baton inbox` shows it, or as much of it as no other open one has.
+    /// Id of the input as `baton inbox` shows it, or a unique prefix of it.
     #[arg(value_name = "INPUT")]
     input_id: String,
 
-    /// Let the tool run, with exactly what was shown.
+    /// Allow the tool call exactly as it was shown.
     #[arg(long, conflicts_with_all = ["deny", "option", "text"])]
     allow: bool,
 
-    /// Do not let the tool run.
+    /// Deny the tool call.
     #[arg(long, conflicts_with_all = ["option", "text"])]
     deny: bool,
 
-    /// With --allow: not only this once, but as long as the attempt lasts, where the agent can take that.
+    /// With --allow: allow such calls for the rest of the attempt, if the agent supports that.
     #[arg(long, requires = "allow")]
     for_attempt: bool,
 
-    /// With --allow or --deny: a word to the agent.
+    /// With --allow or --deny: a message for the agent.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
           conflicts_with_all = ["option", "text"])]
     message: String,
 
-    /// Choose this option of a question, by its label or its number. May be repeated where several may be chosen.
+    /// Choose this option of a question, by its label or its number. May be repeated if the question allows several.
     #[arg(long, value_name = "OPTION")]
     option: Vec<String>,
 
-    /// Answer a question in words.
+    /// Answer a question with free text.
     #[arg(long, value_name = "TEXT")]
     text: Option<String>,
 
-    /// The task that asks. Needed only to learn what became of an input that was closed long ago.
+    /// The task that the input belongs to. Only needed to see the outcome of an input that was closed long ago.
     #[arg(
         long,
         value_name = "TASK",
@@ -69,8 +69,8 @@ impl AnswerArgs {
         let allow = (self.allow || self.deny).then_some(self.allow);
         if allow.is_none() && self.option.is_empty() && self.text.is_none() {
             return Err(CliError::usage(
-                "there is no answer in this",
-                "say --allow or --deny to a permission, --option or --text to a question",
+                "no answer was given",
+                "use --allow or --deny for a permission request, --option or --text for a question",
             ));
         }
         Ok(AnswerContent {
@@ -87,12 +87,12 @@ pub(crate) async fn run(
     mut args: AnswerArgs,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
-    let words = args.take_content()?;
+    let content = args.take_content()?;
     let relay = RelayClient::discover(&args.relay).await?;
     let task_id = id_prefix::resolve_task_id(&relay, &args.task).await?;
     let input_id = id_prefix::resolve_input_id(&relay, &task_id, &args.input_id).await?;
     let input = find_input(&relay, &input_id, &task_id).await?;
-    let request = answer::build_answer_request(&input, words)?;
+    let request = answer::build_answer_request(&input, content)?;
     let response = relay.inputs().answer(request).await?.into_inner();
     let after = response.input.unwrap_or(input);
     if args.json {
@@ -100,18 +100,17 @@ pub(crate) async fn run(
         return Ok(CommandExit::Done);
     }
     if response.already_answered {
-        console.note("this had been answered so before");
+        console.note("it was already answered this way");
     }
     console.line(&input_view::outcome_text(&after))?;
     if after.state() == InputState::Answered {
-        console.note(
-            "it is stored and on its way; the agent gets it even if its daemon is away just now",
-        );
+        console
+            .note("the answer is stored; the agent receives it even if its daemon is offline now");
     }
     Ok(CommandExit::Done)
 }
 
-/// Newest tasks in which an input that is no longer open is looked for; of older ones only --task tells.
+/// A closed input is searched in this many newest tasks. For older tasks, --task is needed.
 const MAX_TASKS_SEARCHED: u32 = 50;
 
 async fn find_input(relay: &RelayClient, input_id: &str, task_id: &str) -> Result<Input, CliError> {
@@ -123,15 +122,16 @@ async fn find_input(relay: &RelayClient, input_id: &str, task_id: &str) -> Resul
     };
     found.ok_or_else(|| {
         CliError::Usage(ErrorText {
-            what: format!("nothing with the id {input_id:?} waits for an answer"),
-            why: "it was answered, withdrawn or expired, its attempt has ended, or it never was".to_owned(),
-            hint: "`baton inbox` lists what is open; with --task TASK this tells what became of one that is not"
+            what: format!("no input with the id {input_id:?} is waiting for an answer"),
+            why: "it was answered, withdrawn or expired, its attempt has ended, or it never existed".to_owned(),
+            hint: "list open inputs with `baton inbox`; add --task TASK to see the outcome of a closed one"
                 .to_owned(),
         })
     })
 }
 
-/// Who comes second learns who was quicker, so what was closed a moment ago is looked for, too.
+/// Searches inputs that were closed a moment ago, so that the second of two people who answer sees
+/// who answered first.
 async fn find_closed_input(
     relay: &RelayClient,
     is_it: impl Fn(&Input) -> bool,
@@ -141,7 +141,7 @@ async fn find_closed_input(
         ..ListTasksRequest::default()
     };
     let newest = relay.tasks().list(request).await?.into_inner().tasks;
-    // Plain commands ask nobody.
+    // Plain commands have no inputs.
     for task in newest.iter().filter(|task| task.agent != COMMAND_AGENT) {
         let listed = inbox::list_inputs(relay, &task.task_id, true).await?;
         if let Some(found) = listed.into_iter().find(&is_it) {

@@ -1,4 +1,4 @@
-//! `baton block`: parks a task for a person; what runs of it is stopped.
+//! `baton block`: parks a task for a person and stops its running attempt.
 
 use baton_proto::to_json;
 use baton_proto::v1::{AgentBlockRequest, BlockDraft, BlockTaskRequest, Task};
@@ -22,7 +22,7 @@ pub(crate) struct BlockArgs {
     #[command(flatten)]
     why: RequiredReasonArg,
 
-    /// What would help.
+    /// What would help to continue the task.
     #[arg(
         long,
         value_name = "TEXT",
@@ -50,13 +50,13 @@ pub(crate) async fn run(args: BlockArgs, console: &CliConsole) -> Result<Command
         console.json(&to_json(&task.ok_or_else(missing_task_error)?))?;
     } else {
         console.note(&format!(
-            "parked; send it on with: baton resume {task_id} --reason TEXT"
+            "parked; resume it with: baton resume {task_id} --reason TEXT"
         ));
     }
     Ok(CommandExit::Done)
 }
 
-/// From outside, or by the one who holds it.
+/// Blocks the task from outside or, with --attempt, as the holder of its lease.
 async fn block(
     relay: &RelayClient,
     task_id: String,

@@ -1,4 +1,4 @@
-//! `baton blocked`: what waits for a person, newest first.
+//! `baton blocked`: lists parked tasks, newest first.
 
 use baton_proto::v1::{AttentionCause, BlockedTask, ListBlockedRequest, ListBlockedResponse};
 use baton_proto::{ShortName, to_json};
@@ -15,7 +15,7 @@ use crate::render::table::TextTable;
 
 #[derive(Args, Debug)]
 pub(crate) struct BlockedArgs {
-    /// At most so many; all of them without it.
+    /// Maximum number of tasks to list. The default is all.
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
 
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: BlockedArgs, console: &CliConsole) -> Result<Comma
         return Ok(CommandExit::Done);
     }
     if tasks.is_empty() {
-        console.note("nothing waits for a person");
+        console.note("no parked tasks");
         return Ok(CommandExit::Done);
     }
     let mut table = TextTable::new(["TASK", "SINCE", "CAUSE", "REASON", "GOAL"]);
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: BlockedArgs, console: &CliConsole) -> Result<Comma
     for line in table.lines() {
         console.line(&line)?;
     }
-    console.note("send one on with: baton resume TASK --reason TEXT");
+    console.note("resume one with: baton resume TASK --reason TEXT");
     Ok(CommandExit::Done)
 }
 

@@ -1,4 +1,4 @@
-//! `baton cancel`: asks for the end of a task.
+//! `baton cancel`: requests the cancellation of a task.
 
 use baton_proto::v1::CancelTaskRequest;
 use baton_proto::{ShortName, to_json};
@@ -42,10 +42,10 @@ pub(crate) async fn run(args: CancelArgs, console: &CliConsole) -> Result<Comman
     }
     console.line(task.state().short_name())?;
     if response.already_finished {
-        console.note("the task had ended before; nothing was changed");
+        console.note("the task had already ended; nothing was changed");
     } else if CommandExit::for_task_state(task.state()).is_none() {
         console.note(&format!(
-            "the cancel is stored; see it through with: baton watch {}",
+            "the cancellation is stored; wait for the end with: baton watch {}",
             task.task_id
         ));
     }

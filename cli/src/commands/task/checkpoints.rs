@@ -1,4 +1,4 @@
-//! `baton checkpoints`: the milestones of a task, newest first.
+//! `baton checkpoints`: lists the checkpoints of a task, newest first.
 
 use baton_proto::to_json;
 use baton_proto::v1::{Checkpoint, ListCheckpointsRequest, ListCheckpointsResponse};
@@ -17,7 +17,7 @@ pub(crate) struct CheckpointsArgs {
     #[command(flatten)]
     task: TaskIdArg,
 
-    /// Print one JSON object with the list in `checkpoints`, and how many there ever were in `total`.
+    /// Print one JSON object with the list in `checkpoints` and the number ever made in `total`.
     #[arg(long)]
     json: bool,
 
@@ -42,7 +42,7 @@ pub(crate) async fn run(
         return Ok(CommandExit::Done);
     }
     if checkpoints.is_empty() {
-        console.note("it has no checkpoint yet");
+        console.note("the task has no checkpoints");
     }
     for checkpoint in &checkpoints {
         for line in progress_view::checkpoint_lines(checkpoint) {
@@ -51,12 +51,12 @@ pub(crate) async fn run(
     }
     let dropped = total.saturating_sub(checkpoints.len() as u64);
     if dropped > 0 {
-        console.note(&format!("{dropped} older ones are no longer kept"));
+        console.note(&format!("{dropped} older checkpoints are no longer stored"));
     }
     Ok(CommandExit::Done)
 }
 
-/// All that are kept, and how many there ever were. Long ones take several pages.
+/// All stored checkpoints from all pages, and the number of checkpoints ever made.
 async fn list_checkpoints(
     relay: &RelayClient,
     task_id: String,

@@ -1,4 +1,4 @@
-//! `baton inbox`: what waits for an answer, and with --follow what is asked and answered from now on.
+//! `baton inbox`: lists inputs that wait for an answer. With --follow it shows new inputs and answers.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::server::stop_signals::InterruptSignal;
 
 #[derive(Args, Debug)]
 pub(crate) struct InboxArgs {
-    /// Only what this task asks.
+    /// Only inputs of this task.
     #[arg(
         long,
         value_name = "TASK",
@@ -30,15 +30,15 @@ pub(crate) struct InboxArgs {
     )]
     task: String,
 
-    /// Also what is no longer open, of one task.
+    /// Include closed inputs. Needs --task.
     #[arg(long, requires = "task", conflicts_with = "follow")]
     all: bool,
 
-    /// Stay, and show what is asked and what becomes of it, until Ctrl-C.
+    /// Keep running and show new inputs and their outcomes until Ctrl-C.
     #[arg(long)]
     follow: bool,
 
-    /// Print one JSON object with the list in `inputs`; with --follow one object per input and line.
+    /// Print one JSON object with the list in `inputs`. With --follow, print one object per input and line.
     #[arg(long)]
     json: bool,
 
@@ -65,7 +65,7 @@ pub(crate) async fn run(
         return Ok(CommandExit::Done);
     }
     if inputs.is_empty() {
-        console.note("nothing waits for an answer");
+        console.note("no open inputs");
     }
     for input in &inputs {
         print_input(input, false, console)?;
@@ -73,7 +73,7 @@ pub(crate) async fn run(
     Ok(CommandExit::Done)
 }
 
-/// Every page of what is asked.
+/// The inputs of all pages.
 pub(crate) async fn list_inputs(
     relay: &RelayClient,
     task_id: &str,
@@ -118,21 +118,21 @@ async fn follow_until_interrupted(
     }
 }
 
-/// A stream that broke is opened again; what was shown is not shown twice.
+/// Opens a broken stream again and prints each state of an input only once.
 async fn watch_inputs(
     relay: &RelayClient,
     args: &InboxArgs,
     console: &CliConsole,
 ) -> Result<CommandExit, CliError> {
     let mut shown: HashMap<String, InputState> = HashMap::new();
-    let mut patience = ReconnectBackoff::default();
+    let mut backoff = ReconnectBackoff::default();
     loop {
-        let error = match watch_stream(relay, args, &mut shown, &mut patience, console).await {
+        let error = match watch_stream(relay, args, &mut shown, &mut backoff, console).await {
             Ok(()) => stream_closed_error(),
             Err(error) if error.is_transient() => error,
             Err(error) => return Err(error),
         };
-        patience.wait_or_give_up(error).await?;
+        backoff.wait_or_give_up(error).await?;
     }
 }
 
@@ -140,7 +140,7 @@ async fn watch_stream(
     relay: &RelayClient,
     args: &InboxArgs,
     shown: &mut HashMap<String, InputState>,
-    patience: &mut ReconnectBackoff,
+    backoff: &mut ReconnectBackoff,
     console: &CliConsole,
 ) -> Result<(), CliError> {
     let request = WatchInputsRequest {
@@ -148,8 +148,8 @@ async fn watch_stream(
     };
     let mut inputs = relay.inputs().watch_inputs(request).await?.into_inner();
     while let Some(message) = inputs.message().await? {
-        *patience = ReconnectBackoff::default();
-        // An empty message says that a quiet stream lives.
+        *backoff = ReconnectBackoff::default();
+        // An empty message only shows that the stream is alive.
         let Some(input) = message.input else { continue };
         let state = input.state();
         if shown.insert(input.input_id.clone(), state) != Some(state) {

@@ -1,4 +1,4 @@
-//! `baton output`: the bytes that one attempt wrote.
+//! `baton output`: prints the bytes that one attempt wrote.
 
 use baton_proto::to_json;
 use baton_proto::v1::{AttemptState, OutputEnd, ReadOutputRequest};
@@ -20,11 +20,11 @@ pub(crate) struct ReadOutputArgs {
     #[command(flatten)]
     task: TaskIdArg,
 
-    /// Number of the attempt whose output is printed. Without it, the newest attempt's.
+    /// Number of the attempt. The default is the newest attempt.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     attempt: Option<u32>,
 
-    /// Go on with what comes until the attempt ends.
+    /// Keep printing new output until the attempt ends.
     #[arg(long, short = 'f')]
     follow: bool,
 
@@ -32,7 +32,7 @@ pub(crate) struct ReadOutputArgs {
     #[arg(long, value_name = "OFFSET", default_value_t = 0)]
     from: u64,
 
-    /// Print one JSON object per chunk and line, and one for each cut and for the end.
+    /// Print one JSON object per line: each chunk, each cut and the end.
     #[arg(long)]
     json: bool,
 
@@ -56,7 +56,7 @@ pub(crate) async fn run(
     let mut reader = AttemptOutputReader::new(relay, request);
     let mut sink = AgentOutputSink::new(console);
     let mut interrupt = InterruptSignal::listen()?;
-    let mut cut_is_told = false;
+    let mut cut_is_reported = false;
     loop {
         let piece = tokio::select! {
             piece = reader.next() => piece?,
@@ -73,16 +73,16 @@ pub(crate) async fn run(
             OutputReadItem::Bytes(chunk) if is_user_visible(chunk) => sink.write(&chunk.data)?,
             OutputReadItem::Bytes(_) => {}
             OutputReadItem::Cut(cut) => {
-                cut_is_told |= cut.length_unknown;
+                cut_is_reported |= cut.length_unknown;
                 console.note(&cut_text(cut));
             }
             OutputReadItem::End(_) => {}
         }
         if let OutputReadItem::End(end) = &piece {
             sink.finish()?;
-            if !args.json && !cut_is_told && has_unknown_end(end) {
+            if !args.json && !cut_is_reported && has_unknown_end(end) {
                 console.note(
-                    "[the attempt ended without saying where its output ends: more may be missing]",
+                    "[the attempt ended without reporting the length of its output: some may be missing]",
                 );
             }
             return Ok(CommandExit::Done);
@@ -90,9 +90,10 @@ pub(crate) async fn run(
     }
 }
 
-/// It is over and never said how much there is of it. What still runs is not complete either, and nobody thinks so.
+/// The attempt has ended but never reported the length of its output. The output of a running attempt
+/// is incomplete as well, but that needs no warning.
 fn has_unknown_end(end: &OutputEnd) -> bool {
-    let over = match end.state() {
+    let has_ended = match end.state() {
         AttemptState::Completed
         | AttemptState::Failed
         | AttemptState::Canceled
@@ -112,10 +113,10 @@ fn has_unknown_end(end: &OutputEnd) -> bool {
         | AttemptState::Released
         | AttemptState::HandedOff => false,
     };
-    over && !end.complete && end.offset > 0
+    has_ended && !end.complete && end.offset > 0
 }
 
-/// Empty for the newest one, which the relay chooses.
+/// An empty id means the newest attempt, which the relay chooses.
 async fn find_attempt_id(
     relay: &RelayClient,
     task_id: &str,
@@ -134,11 +135,11 @@ async fn find_attempt_id(
         .ok_or_else(|| {
             CliError::usage(
                 format!(
-                    "task {} has no attempt {number}; it has {}",
+                    "task {} has no attempt {number}, only {}",
                     task_id,
                     task.attempts.len()
                 ),
-                "leave --attempt out for the newest one",
+                "omit --attempt for the newest attempt",
             )
         })
 }

@@ -1,4 +1,4 @@
-//! `baton progress`: shows what a task has come to, or adds to it from outside.
+//! `baton progress`: shows the progress of a task, or adds to it.
 
 use baton_proto::to_json;
 use baton_proto::v1::{
@@ -26,15 +26,15 @@ pub(crate) struct ProgressArgs {
     #[arg(long, value_name = "TEXT")]
     summary: Option<String>,
 
-    /// Replace the cursor: where to go on.
+    /// Replace the cursor: where to continue.
     #[arg(long, value_name = "TEXT")]
     cursor: Option<String>,
 
-    /// An item that is done; may be repeated.
+    /// Add a completed item. May be repeated.
     #[arg(long = "done", value_name = "ITEM")]
     done: Vec<String>,
 
-    /// An item that did not work out, as ITEM=REASON; may be repeated.
+    /// Add a failed item as ITEM=REASON. May be repeated.
     #[arg(long = "failed", value_name = "ITEM=REASON", value_parser = with_reason)]
     failed: Vec<(String, String)>,
 
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: ProgressArgs, console: &CliConsole) -> Result<Comm
         return Ok(CommandExit::Done);
     }
     let Some(progress) = &task.progress else {
-        console.note("nothing was told of its progress yet");
+        console.note("the task has reported no progress");
         return Ok(CommandExit::Done);
     };
     for line in progress_view::progress_lines(progress) {
@@ -99,17 +99,17 @@ async fn get_task(relay: &RelayClient, task_id: String) -> Result<Option<Task>, 
     Ok(relay.tasks().get(request).await?.into_inner().task)
 }
 
-/// Why it failed is what the next one wants to know.
+/// The reason is required, because whatever continues the task needs it.
 fn with_reason(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((item, reason)) if !item.trim().is_empty() && !reason.trim().is_empty() => {
             Ok((item.to_owned(), reason.to_owned()))
         }
-        Some(_) | None => Err("say what failed and why: ITEM=REASON".to_owned()),
+        Some(_) | None => Err("write what failed and why: ITEM=REASON".to_owned()),
     }
 }
 
-/// None where there is nothing to add.
+/// `None` if no flag adds anything.
 fn progress_update(args: ProgressArgs) -> Option<ProgressUpdate> {
     let failed = |(item, reason)| FailedItem { item, reason };
     let update = ProgressUpdate {

@@ -1,4 +1,4 @@
-//! `baton resume`: sends a parked task on, with an answer or further instructions for the agent.
+//! `baton resume`: resumes a parked task with answers or further instructions for the agent.
 
 use baton_proto::to_json;
 use baton_proto::v1::{ResumeAnswer, ResumeTaskRequest};
@@ -32,11 +32,11 @@ pub(crate) struct ResumeArgs {
     )]
     instructions: String,
 
-    /// An answer to what was asked, as "QUESTION?=ANSWER", as "QUESTION = ANSWER", or the answer alone; may be repeated.
+    /// An answer to a question: "QUESTION?=ANSWER", "QUESTION = ANSWER", or the answer alone. May be repeated.
     #[arg(long = "answer", value_name = "ANSWER")]
     answers: Vec<String>,
 
-    /// Only if this attempt is still the parked one.
+    /// Resume only if this is still the parked attempt.
     #[arg(
         long,
         value_name = "ATTEMPT",
@@ -45,11 +45,11 @@ pub(crate) struct ResumeArgs {
     )]
     attempt: String,
 
-    /// Wait until the task has ended or needs attention, and end with its exit code.
+    /// Wait until the task has ended or needs attention, and exit with its code.
     #[arg(long)]
     wait: bool,
 
-    /// Print the task as one JSON object: at once, or as it ended with --wait.
+    /// Print the task as one JSON object: immediately, or with --wait when it has ended.
     #[arg(long)]
     json: bool,
 
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: ResumeArgs, console: &CliConsole) -> Result<Comman
         .await?,
         reason,
         instructions: args.instructions,
-        answers: args.answers.iter().map(|said| parse_answer(said)).collect(),
+        answers: args.answers.iter().map(|text| parse_answer(text)).collect(),
     };
     let response = relay.tasks().resume(request).await?.into_inner();
     if args.wait {
@@ -92,13 +92,13 @@ pub(crate) async fn run(args: ResumeArgs, console: &CliConsole) -> Result<Comman
     Ok(CommandExit::Done)
 }
 
-fn parse_answer(said: &str) -> ResumeAnswer {
-    // An answer may have an equals sign of its own: `set DEBUG=1`.
-    let question = said.find("?=").map(|at| at + 1);
-    let question = question.or_else(|| said.find(" = "));
+fn parse_answer(text: &str) -> ResumeAnswer {
+    // An answer may itself contain an equals sign: `set DEBUG=1`.
+    let question = text.find("?=").map(|at| at + 1);
+    let question = question.or_else(|| text.find(" = "));
     let (question, answer) = match question {
-        Some(at) => (&said[..at], said[at..].trim_start().trim_start_matches('=')),
-        None => ("", said),
+        Some(at) => (&text[..at], text[at..].trim_start().trim_start_matches('=')),
+        None => ("", text),
     };
     ResumeAnswer {
         question: question.trim().to_owned(),
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_stands_alone_or_behind_its_question() {
+    fn an_answer_has_an_optional_question_in_front() {
         let both = parse_answer("which key? = the blue one");
         assert_eq!(
             (&*both.question, &*both.answer),
@@ -123,8 +123,8 @@ mod tests {
             ("which key?", "the blue one")
         );
         for alone in ["yes", "set DEBUG=1", "a==b"] {
-            let said = parse_answer(alone);
-            assert_eq!((&*said.question, &*said.answer), ("", alone));
+            let parsed = parse_answer(alone);
+            assert_eq!((&*parsed.question, &*parsed.answer), ("", alone));
         }
     }
 }

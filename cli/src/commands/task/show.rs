@@ -1,4 +1,4 @@
-//! `baton show`: one task in full.
+//! `baton show`: prints one task in full.
 
 use baton_proto::to_json;
 use baton_proto::v1::{GetTaskRequest, InspectRequest, Task};
@@ -49,9 +49,9 @@ pub(crate) async fn run(args: ShowArgs, console: &CliConsole) -> Result<CommandE
         console.json(&to_json(&task))?;
         return Ok(CommandExit::Done);
     }
-    let insight = operator_details(&relay, &mut task).await;
+    let details = operator_details(&relay, &mut task).await;
     let (now_ms, style) = (clock::wall_ms(), console.data_style());
-    for line in task_details::task_lines(&task, &insight, now_ms, style) {
+    for line in task_details::task_lines(&task, &details, now_ms, style) {
         console.line(&line)?;
     }
     if let Some(progress) = &task.progress {
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: ShowArgs, console: &CliConsole) -> Result<CommandE
         }
     }
     if task.pending_inputs > 0 {
-        console.line("waits for an answer to:")?;
+        console.line("waiting for an answer to:")?;
         for input in inbox::list_inputs(&relay, &task.task_id, false).await? {
             for line in input_view::input_lines(&input, now_ms, style) {
                 console.line(&format!("  {line}"))?;
@@ -71,17 +71,18 @@ pub(crate) async fn run(args: ShowArgs, console: &CliConsole) -> Result<CommandE
     Ok(CommandExit::Done)
 }
 
-/// Timers and advice are for operators; everybody else sees the task without them.
+/// Only operators may inspect a task. Other users see it without timers and advice.
 async fn operator_details(relay: &RelayClient, task: &mut Task) -> OperatorDetails {
     let task_id = task.task_id.clone();
     let Ok(response) = relay.operator().inspect(InspectRequest { task_id }).await else {
         return OperatorDetails::default();
     };
     let response = response.into_inner();
-    // Who looks inside knows better what it waits for: the record does not tell of other turns.
-    if let Some(seen) = &response.task {
-        task.waits_for = seen.waits_for;
-        task.waits_until = seen.waits_until;
+    // The inspection knows better what the task waits for: its record alone does not show that
+    // another turn of its conversation has to end first.
+    if let Some(inspected) = &response.task {
+        task.waits_for = inspected.waits_for;
+        task.waits_until = inspected.waits_until;
     }
     OperatorDetails {
         timers: response.timers,

@@ -1,4 +1,4 @@
-//! `baton submit`: one task, and waiting for it or following it if asked to.
+//! `baton submit`: submits one task, and waits for it or follows it on request.
 
 use std::fs;
 use std::io::Read;
@@ -21,11 +21,11 @@ use crate::render::console::CliConsole;
 
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs {
-    /// What the agent is told. For a command this is its standard input.
+    /// Prompt for the agent. For a command this is its standard input.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Option<String>,
 
-    /// File that holds the prompt; `-` reads standard input.
+    /// File with the prompt; `-` reads standard input.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
 
@@ -33,7 +33,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "FILE", help_heading = "Agent options")]
     instructions_file: Option<PathBuf>,
 
-    /// Key that makes a repeated submit return the first task instead of making a second one.
+    /// Key that makes a repeated submit return the first task instead of creating a second one.
     #[arg(
         long,
         value_name = "KEY",
@@ -52,15 +52,16 @@ pub(crate) struct SubmitArgs {
     )]
     traceparent: String,
 
-    /// Wait until the task has ended or needs attention, and end with its exit code.
+    /// Wait until the task has ended or needs attention, and exit with its code.
     #[arg(long)]
     wait: bool,
 
-    /// Like --wait, and print the output of each attempt as it comes.
+    /// Like --wait, and print the output of each attempt as it arrives.
     #[arg(long)]
     follow: bool,
 
-    /// Print the task as JSON: at once, or as it ended with --wait. With --follow, print each event as JSON and no output.
+    /// Print the task as JSON: immediately, or with --wait when it has ended. With --follow, print each event as JSON
+    /// and no output.
     #[arg(long)]
     json: bool,
 
@@ -95,7 +96,7 @@ pub(crate) async fn run(args: SubmitArgs, console: &CliConsole) -> Result<Comman
         .into_inner();
     let task = response.task.ok_or_else(missing_task_error)?;
     if response.existed {
-        console.note("this idempotency key was used before; this is the task it made");
+        console.note("this idempotency key was used before; this is the existing task");
     }
     if !(args.wait || args.follow) {
         print_accepted(&task, args.json, console)?;
@@ -119,12 +120,12 @@ pub(crate) async fn run(args: SubmitArgs, console: &CliConsole) -> Result<Comman
     Ok(end.exit)
 }
 
-/// A mistyped name must not wait for a day in silence.
+/// Shows at once why the task waits. Otherwise a mistyped name would wait silently for a day.
 async fn note_if_waiting(relay: &RelayClient, task: &Task, console: &CliConsole) {
     if matches!(task.waits_for(), WaitsFor::Daemon | WaitsFor::Pause)
         && let Some(why) = wait_reason::wait_reason(relay, &task.task_id).await
     {
-        console.note(&format!("it waits: {why}"));
+        console.note(&format!("waiting: {why}"));
     }
 }
 
@@ -138,15 +139,15 @@ fn print_accepted(task: &Task, json: bool, console: &CliConsole) -> Result<(), C
     Ok(())
 }
 
-/// A submit whose answer was lost may have been stored all the same.
+/// A submit whose response was lost may have been stored.
 fn with_uncertain_hint(status: tonic::Status) -> CliError {
     let error = CliError::from(status);
     match error {
-        CliError::Unreachable(mut story) => {
-            story.hint = "the task may have been stored: look with `baton tasks`; a submit with --idempotency-key can \
-                          be repeated without harm"
+        CliError::Unreachable(mut text) => {
+            text.hint = "the task may have been stored: check with `baton tasks`; a submit with --idempotency-key can \
+                          be repeated safely"
                 .to_owned();
-            CliError::Unreachable(story)
+            CliError::Unreachable(text)
         }
         CliError::Usage(_)
         | CliError::Rejected(_)
@@ -164,7 +165,10 @@ fn read_prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliE
             std::io::stdin()
                 .read_to_string(&mut text)
                 .map_err(|error| {
-                    CliError::usage(format!("read the prompt: {error}"), "send UTF-8 text")
+                    CliError::usage(
+                        format!("cannot read the prompt from standard input: {error}"),
+                        "send UTF-8 text",
+                    )
                 })?;
             Ok(text)
         }
@@ -176,8 +180,8 @@ fn read_prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliE
 fn read_text(path: &Path) -> Result<String, CliError> {
     fs::read_to_string(path).map_err(|error| {
         CliError::usage(
-            format!("read {}: {error}", path.display()),
-            "name a readable UTF-8 file",
+            format!("cannot read {}: {error}", path.display()),
+            "pass a readable UTF-8 file",
         )
     })
 }
@@ -190,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_final_object_has_every_field_that_scripts_rely_on() {
+    fn the_final_json_object_has_every_field_that_scripts_use() {
         let ended = Attempt {
             attempt_id: "a2".to_owned(),
             attempt_number: 2,

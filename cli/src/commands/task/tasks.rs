@@ -1,4 +1,4 @@
-//! `baton tasks`: a list, newest first.
+//! `baton tasks`: lists tasks, newest first.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::render::table::TextTable;
 use crate::render::{task_details, task_view};
 
 const PAGE_SIZE: u32 = 200;
-/// Waiting tasks of which the list says whether anybody could take them.
+/// The list explains why a task waits for at most this many tasks, because each costs a call.
 const MAX_WAIT_REASONS: u32 = 20;
 
 #[derive(Args, Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     conversation: String,
 
-    /// Only tasks that this daemon holds now, given by id or by name.
+    /// Only tasks that run on this daemon now, by id or name.
     #[arg(
         long,
         value_name = "DAEMON",
@@ -61,7 +61,7 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     since: Option<Duration>,
 
-    /// How many to list at most.
+    /// Maximum number of tasks to list.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
@@ -81,19 +81,19 @@ pub(crate) async fn run(
     args.daemon = id_prefix::resolve_daemon(&relay, &args.daemon).await?;
     let now = clock::wall_ms();
     let (json, limit) = (args.json, args.limit);
-    let wanted = list_request(args, now);
-    let filtered = wanted != ListTasksRequest::default();
-    let response = list_tasks(&relay, wanted, limit).await?;
+    let request = list_request(args, now);
+    let filtered = request != ListTasksRequest::default();
+    let response = list_tasks(&relay, request, limit).await?;
     if json {
         console.json(&to_json(&response))?;
         return Ok(CommandExit::Done);
     }
     let mut table = TextTable::new(["TASK", "STATE", "AGENT", "ATTEMPTS", "AGE", "ABOUT"]);
-    let mut looks = MAX_WAIT_REASONS;
+    let mut explanations_left = MAX_WAIT_REASONS;
     for task in &response.tasks {
         let mut row = task_row(task, now);
-        if task.waits_for() == WaitsFor::Daemon && looks > 0 {
-            looks -= 1;
+        if task.waits_for() == WaitsFor::Daemon && explanations_left > 0 {
+            explanations_left -= 1;
             let why = wait_reason::long_wait_reason(&relay, &task.task_id).await;
             row[5] = match why {
                 Some(why) => format!("{why}; {}", row[5]),
@@ -104,7 +104,7 @@ pub(crate) async fn run(
     }
     if table.is_empty() {
         console.note(if filtered {
-            "no task is like that; without filters, `baton tasks` lists all"
+            "no matching tasks; run `baton tasks` without filters to list all"
         } else {
             "no tasks; submit one with: baton submit -- echo hello"
         });
@@ -115,12 +115,14 @@ pub(crate) async fn run(
     }
     if response.skipped > 0 {
         console.note(&format!(
-            "{} records could not be read and are left out",
+            "{} records could not be read and are not listed",
             response.skipped
         ));
     }
     if !response.next_page_token.is_empty() {
-        console.note(&format!("there are more than {limit}; raise --limit"));
+        console.note(&format!(
+            "only the newest {limit} are listed; raise --limit to see more"
+        ));
     }
     Ok(CommandExit::Done)
 }
@@ -146,7 +148,7 @@ fn timestamp(ms: u64) -> Timestamp {
     Timestamp { seconds, nanos }
 }
 
-/// As many pages as `limit` needs, in one answer.
+/// Joins as many pages as `limit` needs.
 async fn list_tasks(
     relay: &RelayClient,
     mut request: ListTasksRequest,
@@ -169,18 +171,18 @@ async fn list_tasks(
 }
 
 fn task_row(task: &Task, now_ms: u64) -> [String; 6] {
-    // Work that is held after an import is held for long: the list says so.
-    let held =
+    // A task inherited by an import can wait for a day, so the list shows that.
+    let waiting =
         task_view::wait_text(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
-    let held = held.or_else(|| task_view::pending_action_text(task));
-    let submitted = || match task_view::task_description(task) {
-        nothing if nothing.is_empty() => one_line(&task_details::format_pairs(&task.labels)),
-        about => about,
+    let waiting = waiting.or_else(|| task_view::pending_action_text(task));
+    let description = || match task_view::task_description(task) {
+        empty if empty.is_empty() => one_line(&task_details::format_pairs(&task.labels)),
+        description => description,
     };
-    let why = held.or_else(|| task_view::reason_text(task));
+    let why = waiting.or_else(|| task_view::reason_text(task));
     let about = match why {
-        Some(why) => format!("{why}; {}", submitted()),
-        None => submitted(),
+        Some(why) => format!("{why}; {}", description()),
+        None => description(),
     };
     [
         one_line(&task.task_id),

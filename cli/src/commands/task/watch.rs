@@ -1,4 +1,5 @@
-//! `baton watch`: the events of one task until it ends. Also what `submit --wait` and `--follow` wait with.
+//! `baton watch`: prints the events of one task until it ends. `submit --wait` and `--follow` use the
+//! same code to wait.
 
 use baton_proto::to_json;
 use baton_proto::v1::{OutputCut, Task, TaskEvent, TaskEventKind, TaskState, WatchTaskRequest};
@@ -29,7 +30,7 @@ pub(crate) struct WatchTaskArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     from_revision: u64,
 
-    /// End after the events so far, instead of waiting for the end of the task.
+    /// Print the events so far and exit, instead of waiting for the end of the task.
     #[arg(long)]
     history: bool,
 
@@ -83,9 +84,9 @@ pub(crate) async fn run(
 pub(crate) enum WaitDisplay {
     /// State changes, on stderr.
     Progress,
-    /// State changes on stderr, output of the attempts on stdout; what is asked is asked the person at the terminal.
+    /// State changes on stderr, output of the attempts on stdout. Inputs are answered at the terminal.
     Output,
-    /// The same, with nobody there who could answer.
+    /// Like `Output`, without a person who could answer.
     Unattended,
     /// Events as JSON lines on stdout.
     Events,
@@ -109,7 +110,8 @@ pub(crate) async fn wait_until_settled(
     wait_until_settled_from(relay, task_id, 0, show, console).await
 }
 
-/// The same without what was before this revision: it may have ended then, too.
+/// Like [`wait_until_settled`], but skips the events before this revision. The task may have ended
+/// before it as well.
 pub(crate) async fn wait_until_settled_from(
     relay: &RelayClient,
     task_id: &str,
@@ -124,14 +126,16 @@ pub(crate) async fn wait_until_settled_from(
         ..WatchTaskRequest::default()
     };
     let task = tokio::select! {
-        task = follow_until_settled_from(relay, request, show, console) => task?,
+        task = follow_until_settled_from(relay, request, show, console) => {
+            task.map_err(|error| with_watch_hint(error, task_id))?
+        }
         () = interrupt.wait() => {
             return Ok(WaitResult { exit: note_detached(task_id, console), task: None });
         }
     };
     let exit = CommandExit::for_task_state(task.state()).unwrap_or(CommandExit::NotCompleted);
     if exit == CommandExit::NeedsAttention {
-        console.note(&format!("see what it needs with: baton show {task_id}"));
+        console.note(&format!("see why with: baton show {task_id}"));
     }
     Ok(WaitResult {
         exit,
@@ -139,7 +143,25 @@ pub(crate) async fn wait_until_settled_from(
     })
 }
 
-/// The task as it settled.
+/// Repeating the command could submit the work a second time. The task is stored, so it is enough to
+/// watch it again.
+fn with_watch_hint(error: CliError, task_id: &str) -> CliError {
+    match error {
+        CliError::Unreachable(mut text) => {
+            text.hint = format!(
+                "the task continues without this command; when the relay is up again, use: baton watch {task_id}"
+            );
+            CliError::Unreachable(text)
+        }
+        CliError::Usage(_)
+        | CliError::Rejected(_)
+        | CliError::Local(_)
+        | CliError::Damaged(_)
+        | CliError::OutputClosed => error,
+    }
+}
+
+/// Returns the task when it has ended or needs attention.
 pub(crate) async fn follow_until_settled(
     relay: &RelayClient,
     task_id: &str,
@@ -195,7 +217,8 @@ async fn follow_until_settled_from(
             }
         }
         let settled = match follow.exit_if_settled(&step) {
-            // Who reads events wants all of them, and the last one of a finished task is still to come.
+            // A reader of events gets all of them, and the last event of a finished task is still to
+            // come.
             Some(exit) => show != WaitDisplay::Events || exit == CommandExit::NeedsAttention,
             None => step == TaskFollowStep::Ended,
         };
@@ -216,7 +239,8 @@ async fn next_typed_line(person: &mut Option<InputPrompt>) -> String {
     }
 }
 
-/// Nobody sees a task wait without being told what for. What its own rules have answered waits for nobody.
+/// Prints a note when the task asks for input. An input that a permission rule has answered already
+/// needs none.
 async fn note_open_input(
     relay: &RelayClient,
     event: &TaskEvent,
@@ -229,13 +253,13 @@ async fn note_open_input(
     }
     let open = match inbox::list_inputs(relay, task, false).await {
         Ok(open) => !open.is_empty(),
-        // The task is followed on; that it asked is known.
+        // The event shows that an input was asked; following continues.
         Err(error) if error.is_transient() => true,
         Err(error) => return Err(error),
     };
     if open {
         console.note(&format!(
-            "it asks something; see it with: baton inbox --task {task}"
+            "the task asks for input; see it with: baton inbox --task {task}"
         ));
     }
     Ok(())
@@ -279,7 +303,7 @@ impl FollowPrinter<'_> {
         }
     }
 
-    /// Prints what was stored but not shown yet when the task settled.
+    /// Prints output that was stored but not printed yet when the task settled.
     async fn finish(mut self, unread: Vec<AttemptOutputReader>) -> Result<(), CliError> {
         for mut reader in unread {
             loop {
@@ -295,10 +319,10 @@ impl FollowPrinter<'_> {
 }
 
 fn history_cut_text(from: u64, to: u64) -> String {
-    format!("[events {from} to {to} are no longer kept; the task's record holds what they led to]")
+    format!("[events {from} to {to} are no longer stored; the task's record has their result]")
 }
 
-/// Missing output is always said.
+/// A note about missing output.
 pub(crate) fn cut_text(cut: &OutputCut) -> String {
     let reason = match cut.reason() {
         CutReason::Unspecified => "for an unknown reason",
@@ -307,7 +331,7 @@ pub(crate) fn cut_text(cut: &OutputCut) -> String {
     if cut.length_unknown {
         let offset = cut.offset;
         return format!(
-            "[output from offset {offset} on may be missing, nobody knows how much: {reason}]"
+            "[output from offset {offset} on may be missing, length unknown: {reason}]"
         );
     }
     format!(
@@ -316,11 +340,11 @@ pub(crate) fn cut_text(cut: &OutputCut) -> String {
     )
 }
 
-/// Ctrl-C ends the looking, never the task.
+/// Ctrl-C ends this command, not the task.
 fn note_detached(task_id: &str, console: &CliConsole) -> CommandExit {
     console.note(&format!(
-        "detached; the task goes on\n  come back with: baton watch {task_id}\n  see its output: baton output {task_id} \
-         --follow\n  stop it with:   baton cancel {task_id}"
+        "detached; the task continues\n  watch it again: baton watch {task_id}\n  see its output: baton output {task_id} \
+         --follow\n  cancel it:      baton cancel {task_id}"
     ));
     CommandExit::Interrupted
 }

@@ -1,4 +1,5 @@
-//! `baton daemon check`: what a daemon would find on this machine, as a table; exit 0 if nothing of it is a problem.
+//! `baton daemon check`: checks whether a daemon would work on this machine. The exit code is 0 if there is
+//! no problem.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,35 +16,35 @@ use crate::render::sanitizer::one_line;
 use crate::render::table::TextTable;
 use crate::server::start::{DaemonStartOptions, ServerClocks, check_daemon};
 
-/// The flags of the daemon that is to run here; those that matter for it.
+/// The flags of the daemon that matter for the check.
 #[derive(Args, Debug)]
 pub(crate) struct DaemonCheckArgs {
     /// Address of the relay.
     #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
     relay: String,
 
-    /// File that holds the daemon's token. The default is `token` in the data directory.
+    /// File with the daemon's token. The default is `token` in the data directory.
     #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// The daemon's data directory. The default is the daemon's.
+    /// Data directory of the daemon. The default is $XDG_DATA_HOME/baton/daemon or ~/.local/share/baton/daemon.
     #[arg(long, env = "BATON_DATA", value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// How many attempts are to run at once at most.
+    /// Maximum of concurrent attempts.
     #[arg(long, env = "BATON_SLOTS", value_name = "N", default_value_t = DEFAULT_SLOTS,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// It is to run plain commands.
+    /// The daemon will run plain commands.
     #[arg(long, env = "BATON_ALLOW_COMMAND")]
     allow_command: bool,
 
-    /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// TOML file with the agents, roots and limits of the daemon.
+    /// TOML file with the agents, workspace roots and limits of the daemon.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -59,7 +60,7 @@ pub(super) async fn run(
 ) -> Result<CommandExit, CliError> {
     let as_json = args.json;
     let findings = check_daemon(start_options(args), clocks).await;
-    let is_well = findings.iter().all(|finding| !finding.is_problem());
+    let is_ok = findings.iter().all(|finding| !finding.is_problem());
     if as_json {
         let rows = findings.iter().map(|finding| {
             json!({
@@ -69,7 +70,7 @@ pub(super) async fn run(
             })
         });
         let rows: Vec<_> = rows.collect();
-        console.json(&json!({ "ok": is_well, "findings": rows }))?;
+        console.json(&json!({ "ok": is_ok, "findings": rows }))?;
     } else {
         let mut table = TextTable::new(["VERDICT", "WHAT", "DETAIL"]);
         for finding in &findings {
@@ -83,7 +84,7 @@ pub(super) async fn run(
             console.line(&line)?;
         }
     }
-    Ok(if is_well {
+    Ok(if is_ok {
         CommandExit::Done
     } else {
         CommandExit::NotCompleted

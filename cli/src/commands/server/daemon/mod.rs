@@ -30,12 +30,12 @@ pub(crate) struct DaemonArgs {
 
 #[derive(Debug, Subcommand)]
 enum DaemonCommand {
-    /// See whether a daemon would do well on this machine: agents, git, limits, directories, the relay.
+    /// Check whether a daemon would work on this machine: agents, git, limits, directories, the relay.
     Check(check::DaemonCheckArgs),
 }
 
 impl DaemonArgs {
-    /// Only the server itself handles signals by itself.
+    /// Only the server handles signals itself.
     pub(crate) fn is_server(&self) -> bool {
         self.verb.is_none()
     }
@@ -47,7 +47,7 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
     relay: String,
 
-    /// File that holds this daemon's own token; make one with `baton token create --role daemon --out FILE`.
+    /// File with this daemon's own token; create one with `baton token create --role daemon --out FILE`.
     #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE", required = true)]
     token_file: Option<PathBuf>,
 
@@ -60,7 +60,7 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_NAME", value_name = "NAME")]
     name: Option<String>,
 
-    /// How many attempts run at once at most.
+    /// Maximum of concurrent attempts.
     #[arg(long, env = "BATON_SLOTS", value_name = "N", default_value_t = DEFAULT_SLOTS,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
@@ -73,34 +73,33 @@ struct DaemonServerArgs {
     #[arg(long = "capability", value_name = "WORD")]
     capabilities: Vec<String>,
 
-    /// Run plain commands for whoever may submit tasks. Without it, only configured agents are run.
+    /// Run plain commands for everyone who may submit tasks. By default only configured agents run.
     #[arg(long, env = "BATON_ALLOW_COMMAND")]
     allow_command: bool,
 
-    /// PEM file with the certificate authority that the relay's certificate is checked against. Without it, https is
-    /// checked against the system's.
+    /// PEM file with the certificate authority of the relay's certificate. The default is the system's list of authorities.
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// How long a stopping daemon takes at most. Attempts may finish meanwhile; see --hold for those that do not.
+    /// How long a stopping daemon waits for its attempts to finish. See --hold for those that do not.
     #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     drain: Duration,
 
-    /// How long attempts that outlast the drain go on without a daemon until the next one takes them over, at most 10m. 0s kills
-    /// them instead.
+    /// How long attempts that did not finish during --drain continue without a daemon until the next daemon takes them over,
+    /// at most 10m. 0s ends them instead.
     #[arg(long, env = "BATON_HOLD", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
     hold: Duration,
 
-    /// TOML file with the agents, roots and limits of this daemon; see docs/daemon.md.
+    /// TOML file with the agents, workspace roots and limits of this daemon; see docs/daemon.md.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Directory in which an agent runs if its task asks for no workspace. The default is `work` in the data directory.
+    /// Directory in which an agent runs if its task has no workspace. The default is `work` in the data directory.
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// Answer health checks over HTTP here too, for example on 127.0.0.1:9090: /healthz and /livez. Over a socket in the data
-    /// directory they are always answered; see `baton health`.
+    /// Also serve health checks over HTTP (/healthz and /livez) on this address, for example 127.0.0.1:9090. They are always
+    /// available over a socket in the data directory; see `baton health`.
     #[arg(long, env = "BATON_HEALTH", value_name = "ADDR")]
     health: Option<SocketAddr>,
 
@@ -130,7 +129,7 @@ async fn serve(
     let stop = stop_signals::cancel_on_signals()?;
     let plan = start_options(args);
     let started = format!(
-        "baton daemon {} called {} for {}, data in {}",
+        "baton daemon {} named {} for relay {}, data in {}",
         env!("CARGO_PKG_VERSION"),
         plan.name,
         plan.relay,
@@ -140,8 +139,8 @@ async fn serve(
     console.note(&started);
     if !daemon.has_agents {
         console.note(
-            "it has no agent, so no task can run here: name agents in a file with --config (docs/daemon.md), or take plain \
-             commands with --allow-command",
+            "this daemon has no agents, so no task can run here: configure agents with --config FILE (docs/daemon.md), or \
+             allow plain commands with --allow-command",
         );
     }
     if let Some(address) = daemon.health_address() {
@@ -154,7 +153,7 @@ async fn serve(
 fn start_options(args: DaemonServerArgs) -> DaemonStartOptions {
     DaemonStartOptions {
         relay: args.relay,
-        // Required: the command line has none without it.
+        // clap requires this flag.
         token_file: args.token_file.unwrap_or_default(),
         data: args.data.unwrap_or_else(default_daemon_dir),
         name: args.name.unwrap_or_else(machine_name),
