@@ -1,8 +1,9 @@
-//! Who lives: every child holds a connection to here, and the kernel closes it when the child is dead, whoever killed it. So nobody's word is
-//! taken for a death.
+//! Watches child processes. Every child has a connection to this watcher, and the kernel closes
+//! it when the child dies, so a death does not depend on any report by Baton.
 //!
-//! When a child says that it lives, first all deaths that can be known are written down, and then its birth. A birth that comes while
-//! another attempt of the task is written down as alive is therefore proof: that one was seen alive after the birth.
+//! When a child reports its start, the watcher first records all deaths that it can detect, and
+//! then the start. If another attempt of the task is recorded as alive at that point, it really
+//! was alive after the start.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -25,7 +26,7 @@ pub(crate) struct ChildWatcher {
 impl ChildWatcher {
     pub(crate) fn watch(dir: &Path, view: ParticipantLog) -> Self {
         let socket = dir.join("alive");
-        let listener = UnixListener::bind(&socket).expect("a short path");
+        let listener = UnixListener::bind(&socket).expect("the socket path is short enough");
         listener.set_nonblocking(true).expect("a socket");
         let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
         let thread = std::thread::spawn(move || ChildRegistry::new(listener, stopped, view).run());
@@ -41,18 +42,18 @@ impl Drop for ChildWatcher {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed.
+            // The thread's panic has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// A connection of a child.
+/// The connection of a child.
 struct WatchedChild {
     stream: UnixStream,
     pid: u32,
     start_ticks: u64,
-    /// Not yet a whole line.
+    /// Bytes after the last line break.
     partial_line: Vec<u8>,
     attempt: Option<String>,
     has_ended: bool,
@@ -80,14 +81,14 @@ impl ChildRegistry {
             while let Ok((stream, _)) = self.listener.accept() {
                 self.children.push(WatchedChild::new(stream));
             }
-            let born = self.read_new_children();
-            self.read_known_children(&born);
-            self.record_starts(born);
+            let started = self.read_new_children();
+            self.read_known_children(&started);
+            self.record_starts(started);
             self.children.retain(|child| !child.has_ended);
         }
     }
 
-    /// False when the test is over.
+    /// False when the test has ended.
     fn wait_for_input(&self) -> bool {
         let mut waits = vec![
             PollFd::new(&self.listener, PollFlags::IN),
@@ -99,23 +100,26 @@ impl ChildRegistry {
         waits[1].revents().is_empty()
     }
 
-    /// Those who have said who they are since the last time, with what they said behind it.
+    /// Children that have identified themselves since the last call, each with the lines that
+    /// follow.
     fn read_new_children(&mut self) -> Vec<(usize, Vec<String>)> {
-        let mut born = Vec::new();
+        let mut started = Vec::new();
         let new = self.children.iter_mut().enumerate();
         for (index, child) in new.filter(|(_, child)| child.attempt.is_none()) {
             let mut lines = child.read_lines().into_iter();
             if let Some(attempt) = lines.next() {
                 child.attempt = Some(attempt);
-                born.push((index, lines.collect()));
+                started.push((index, lines.collect()));
             }
         }
-        born
+        started
     }
 
-    fn read_known_children(&mut self, born: &[(usize, Vec<String>)]) {
+    fn read_known_children(&mut self, started: &[(usize, Vec<String>)]) {
         for index in 0..self.children.len() {
-            if born.iter().any(|(new, _)| *new == index) || self.children[index].attempt.is_none() {
+            if started.iter().any(|(new, _)| *new == index)
+                || self.children[index].attempt.is_none()
+            {
                 continue;
             }
             let lines = self.children[index].read_lines();
@@ -123,8 +127,8 @@ impl ChildRegistry {
         }
     }
 
-    fn record_starts(&mut self, born: Vec<(usize, Vec<String>)>) {
-        for (index, lines) in born {
+    fn record_starts(&mut self, started: Vec<(usize, Vec<String>)>) {
+        for (index, lines) in started {
             let child = &self.children[index];
             let (pid, started) = (child.pid, child.start_ticks);
             let attempt = child.attempt.clone().unwrap_or_default();
@@ -155,10 +159,10 @@ impl ChildRegistry {
         }
     }
 
-    fn record_observation(&self, saw: Observation) {
+    fn record_observation(&self, observation: Observation) {
         let at = u64::try_from(boottime().as_millis()).unwrap_or(u64::MAX);
         self.view
-            .record(at, saw)
+            .record(at, observation)
             .expect("the history can be written");
     }
 }
@@ -178,7 +182,7 @@ impl WatchedChild {
         }
     }
 
-    /// All whole lines that are there now.
+    /// All complete lines that are available now.
     fn read_lines(&mut self) -> Vec<String> {
         let mut bytes = [0; 4096];
         loop {
@@ -205,7 +209,7 @@ impl WatchedChild {
     }
 }
 
-/// In the kernel's ticks: with it a number is one process for ever.
+/// In the kernel's ticks. Together with the pid it identifies a process forever.
 fn process_start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

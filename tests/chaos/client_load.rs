@@ -1,5 +1,6 @@
-//! Clients of two tenants who work without pause: submit, submit again, watch, tell progress, block, send on, cancel early and late, and ask for
-//! what is not theirs. Each writes down what it asked and what it was told. A call without an answer is made again, with its key, as a careful client does.
+//! Clients of two tenants that work without pause: submit, repeat a submit, watch, report
+//! progress, block, resume, cancel early and late, and ask for tasks of the other tenant. Each
+//! records its calls and their answers. A call without an answer is repeated with its key.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,17 +21,17 @@ use crate::chaos_run::now_ms;
 use crate::final_state::{history_event, task_state_name};
 use crate::{STANDIN, random_millis, sleep_unless_stopped};
 
-/// Shorter than most troubles last, so that leases end.
+/// Shorter than most faults, so that leases expire.
 const LEASE_MS: u64 = 5_000;
-/// Before a call is made again.
+/// Delay before a call is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Debug)]
 pub(crate) struct ClientLoad {
     acknowledged: AtomicU64,
     stop: CancellationToken,
-    /// Some tasks with their tenants, for strangers to ask for.
+    /// Some tasks with their tenants, for requests by the other tenant.
     tasks: Mutex<Vec<(&'static str, String)>>,
     socket: PathBuf,
     mark: &'static str,
@@ -51,7 +52,7 @@ impl ClientLoad {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// What is open is followed to its end.
+    /// Stops new work; open tasks are followed to their end.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
@@ -90,7 +91,7 @@ pub(crate) struct LoadClient {
     pub(crate) calls: AtomicU64,
 }
 
-/// Something that was asked.
+/// A call of a client.
 pub(crate) struct ClientRequest {
     pub(crate) op: ClientOperation,
     pub(crate) task: Option<String>,
@@ -103,7 +104,7 @@ impl LoadClient {
         let mut turn = 0;
         while !self.load.stop.is_cancelled() {
             turn += 1;
-            // In a box: what one turn may come to is too much for a worker's stack.
+            // Boxed, because the future of one turn is too large for a worker's stack.
             Box::pin(self.run_one_task(turn)).await;
         }
     }
@@ -147,7 +148,7 @@ impl LoadClient {
         }
     }
 
-    /// A command that says who it is, prints for a while, and ends well or badly.
+    /// A command that reports itself, prints for a while, and exits with 0 or an error.
     fn random_command_task(&self) -> (TaskSpec, String) {
         let (lines, ms) = (rand::random_range(1..8), rand::random_range(20..400));
         let (lines, ms) = (format!("{lines}"), format!("{ms}"));
@@ -171,9 +172,9 @@ impl LoadClient {
         (spec, arguments.join(" "))
     }
 
-    /// None when it was refused.
+    /// None if it was rejected.
     async fn submit(&self, spec: &TaskSpec, key: &str, body: &str) -> Option<String> {
-        let question = || ClientRequest {
+        let call = || ClientRequest {
             op: ClientOperation::Submit,
             task: None,
             key: Some(key.to_owned()),
@@ -189,7 +190,7 @@ impl LoadClient {
                 let answer = self.client.try_submit(request).await?;
                 Ok::<_, Status>((answer.task, answer.existed))
             };
-            match self.call_and_record(question(), answer).await {
+            match self.call_and_record(call(), answer).await {
                 (CallOutcome::Ok, task) => return task,
                 (CallOutcome::Fail, _) => return None,
                 (CallOutcome::Info, _) => self.wait_before_retry().await,
@@ -213,7 +214,7 @@ impl LoadClient {
         }
     }
 
-    /// What is done of it, in the words of a person who watches.
+    /// Reports progress from outside the attempt.
     async fn report_progress(&self, task: &str, item: &str) {
         let request = UpdateProgressRequest {
             task_id: task.to_owned(),
@@ -222,7 +223,7 @@ impl LoadClient {
                 ..ProgressUpdate::default()
             }),
         };
-        let question = || ClientRequest {
+        let call = || ClientRequest {
             body: Some(item.to_owned()),
             ..request_about_task(ClientOperation::Progress, task)
         };
@@ -233,19 +234,19 @@ impl LoadClient {
                 let answer = wait_within("an answer to UpdateProgress", answer).await?;
                 Ok::<_, Status>((answer.into_inner().task, false))
             };
-            match self.call_and_record(question(), answer).await {
+            match self.call_and_record(call(), answer).await {
                 (CallOutcome::Info, _) => self.wait_before_retry().await,
                 _ => return,
             }
         }
     }
 
-    /// Blocks it, wherever it is, and sends it on.
+    /// Blocks the task in any state, then resumes it.
     async fn block_and_resume(&self, task: &str, item: &str) {
         Box::pin(self.report_progress(task, item)).await;
         let request = BlockTaskRequest {
             task_id: task.to_owned(),
-            reason: "a person has to look".to_owned(),
+            reason: "needs a person".to_owned(),
             ..BlockTaskRequest::default()
         };
         loop {
@@ -267,11 +268,12 @@ impl LoadClient {
         Box::pin(self.resume_task(task)).await;
     }
 
-    /// Also where somebody else has: one of them is told by which attempt it goes on.
+    /// Also if another client resumes it: the answer of one of them has the attempt that
+    /// continues.
     async fn resume_task(&self, task: &str) {
         let request = ResumeTaskRequest {
             task_id: task.to_owned(),
-            reason: "looked at".to_owned(),
+            reason: "reviewed".to_owned(),
             ..ResumeTaskRequest::default()
         };
         loop {
@@ -313,35 +315,35 @@ impl LoadClient {
             .await;
     }
 
-    /// Also after the stop: what was begun is brought to an end.
+    /// Also after the stop, because open tasks are followed to their end.
     async fn wait_before_retry(&self) {
         sleep_unless_stopped(RETRY_DELAY, &CancellationToken::new()).await;
     }
 
-    /// Asks once and writes both down.
+    /// Makes the call once and records it with its answer.
     pub(crate) async fn call_and_record(
         &self,
-        question: ClientRequest,
+        request: ClientRequest,
         answer: impl Future<Output = Result<(Option<Task>, bool), Status>>,
     ) -> (CallOutcome, Option<String>) {
         let answer = Box::pin(async { answer.await.map(|(task, already)| (task, already, None)) });
-        self.call_and_record_attempt(question, answer).await
+        self.call_and_record_attempt(request, answer).await
     }
 
-    /// The same for what makes something: the attempt by which a task goes on.
+    /// The same for calls that create something: the attempt that continues a task.
     async fn call_and_record_attempt(
         &self,
-        question: ClientRequest,
+        request: ClientRequest,
         answer: impl Future<Output = Result<(Option<Task>, bool, Option<String>), Status>>,
     ) -> (CallOutcome, Option<String>) {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         self.record_observation(Observation::Call {
             call,
-            op: question.op,
+            op: request.op,
             tenant: self.tenant.to_owned(),
-            task: question.task,
-            key: question.key,
-            body: question.body,
+            task: request.task,
+            key: request.key,
+            body: request.body,
         });
         let answer = answer.await;
         let (outcome, code) = match &answer {
@@ -364,7 +366,7 @@ impl LoadClient {
         }
         let counts = outcome == CallOutcome::Ok
             && matches!(
-                question.op,
+                request.op,
                 ClientOperation::Submit | ClientOperation::Cancel
             );
         self.load
@@ -373,13 +375,13 @@ impl LoadClient {
         (outcome, id)
     }
 
-    fn record_observation(&self, saw: Observation) {
+    fn record_observation(&self, observation: Observation) {
         self.view
-            .record(now_ms(), saw)
+            .record(now_ms(), observation)
             .expect("the history can be written");
     }
 
-    /// Watches until the task has ended or waits for a person, over all breaks.
+    /// Watches until the task has ended or is parked, across broken streams.
     async fn follow_to_end(&self, task: &str) {
         let mut after = 0;
         while !self.watch_once(task, &mut after).await {
@@ -387,7 +389,7 @@ impl LoadClient {
         }
     }
 
-    /// True when there is nothing more to wait for.
+    /// True if no further event is expected.
     async fn watch_once(&self, task: &str, after: &mut u64) -> bool {
         let request = WatchTaskRequest {
             task_id: task.to_owned(),
@@ -407,15 +409,15 @@ impl LoadClient {
         });
         let mut items = opened.into_inner();
         loop {
-            // A quiet stream says every 15 s that it lives.
-            match wait_within("a word of a watch", items.message()).await {
+            // An idle stream sends an empty message every 15 s.
+            match wait_within("the next message of a watch", items.message()).await {
                 Ok(Some(message)) => match message.item {
-                    Some(Item::Event(told)) => {
-                        *after = told.revision;
-                        let over = is_settled_state(told.task_state());
-                        let event = history_event(&told);
+                    Some(Item::Event(event)) => {
+                        *after = event.revision;
+                        let is_settled = is_settled_state(event.task_state());
+                        let event = history_event(&event);
                         self.record_observation(Observation::Watched { watch, event });
-                        if over {
+                        if is_settled {
                             return true;
                         }
                     }
@@ -441,7 +443,7 @@ pub(crate) fn request_about_task(op: ClientOperation, task: &str) -> ClientReque
     }
 }
 
-/// Whether anything moves by itself from here.
+/// Whether the task changes no more by itself.
 fn is_settled_state(state: TaskState) -> bool {
     matches!(
         state,
@@ -454,7 +456,8 @@ fn is_settled_state(state: TaskState) -> bool {
     )
 }
 
-/// Only a refusal in so many words is one. Everything else may have happened.
+/// Only these codes prove that the call was rejected. After any other error it may have taken
+/// effect.
 pub(crate) fn classify_status(status: &Status) -> (CallOutcome, Option<String>) {
     let code = error_code(status);
     let refused = matches!(

@@ -1,5 +1,6 @@
-//! Killed at every instant that matters: before each write, rename and sync of one commit and of one start, in turn. After each there is a clean start, and
-//! everything that was acknowledged is there. All of them: `BATON_CHAOS_POINTS=all`; else a sample.
+//! Kills the relay before each write, rename and sync of one commit and of one start, in turn.
+//! After each kill a clean start must succeed and find all acknowledged data.
+//! `BATON_CHAOS_POINTS=all` runs every point, otherwise a sample runs.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +15,12 @@ use crate::traced_relay::{
     start_traced_relay, start_untraced_relay,
 };
 
-/// Points in a short run.
+/// Number of points in a short run.
 const SAMPLED_POINTS: usize = 6;
-/// No commit and no start makes so many changes.
+/// An upper bound of the changes of a commit or a start.
 const CHANGES_MAX: u64 = 2_000;
 
-/// A directory with something in it, as a relay left it that was killed.
+/// A data directory with tasks, as a killed relay left it.
 struct StoppedRelayData {
     dir: TempDir,
     token: String,
@@ -30,14 +31,14 @@ impl StoppedRelayData {
     async fn create() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let data = dir.path().join("data");
-        std::fs::create_dir(&data).expect("a directory can be made");
+        std::fs::create_dir(&data).expect("a directory can be created");
         let relay = match start_traced_relay(dir, "", &[], false).await {
             RelayStart::Listening(relay) => *relay,
-            RelayStart::Exited(_, status) => panic!("a first start: {status}"),
+            RelayStart::Exited(_, status) => panic!("the first start failed: {status}"),
         };
         let token = std::fs::read_to_string(relay.dir.path().join("data/admin.token"));
         let token = token
-            .expect("a first start makes a token")
+            .expect("the first start creates a token")
             .trim()
             .to_owned();
         let admin = relay.client.with_token(&token);
@@ -61,9 +62,10 @@ impl StoppedRelayData {
     }
 }
 
-/// All numbers up to the end, or some of them: the first ones, and others that are spread over what is known to be there.
+/// All numbers up to the bound, or a sample: the first ones, and others spread over the known
+/// range.
 fn kill_points(all: u64) -> Vec<u64> {
-    if std::env::var("BATON_CHAOS_POINTS").is_ok_and(|word| word == "all") {
+    if std::env::var("BATON_CHAOS_POINTS").is_ok_and(|points| points == "all") {
         return (1..CHANGES_MAX).collect();
     }
     let mut some: BTreeSet<u64> = [1, 2].into();
@@ -73,19 +75,29 @@ fn kill_points(all: u64) -> Vec<u64> {
     some.into_iter().collect()
 }
 
-/// One commit of each kind, and a stop that leaves nothing in memory. How many changes it made, if it came to its end.
-async fn run_commits_traced(sound: &StoppedRelayData, run: &ChaosRun, deed: &[&str]) -> TempDir {
-    let relay = match start_traced_relay(sound.copy_to_temporary(), &sound.token, deed, true).await
+/// One commit of each kind, and a stop that leaves nothing in memory.
+async fn run_commits_traced(
+    stopped: &StoppedRelayData,
+    run: &ChaosRun,
+    tracer_action: &[&str],
+) -> TempDir {
+    let relay = match start_traced_relay(
+        stopped.copy_to_temporary(),
+        &stopped.token,
+        tracer_action,
+        true,
+    )
+    .await
     {
         RelayStart::Listening(relay) => *relay,
         RelayStart::Exited(_, status) => {
-            panic!("nothing was to happen before it is told: {status}")
+            panic!("the relay must not end before the tracer is armed: {status}")
         }
     };
-    let asker = single_call_client(run, &relay.client);
+    let client = single_call_client(run, &relay.client);
     relay.arm_tracer().await;
-    let (submitted, _) = asker.submit_once("nobody", "at a crash point").await;
-    let canceled = asker.cancel_once(&sound.tasks[0]).await;
+    let (submitted, _) = client.submit_once("nobody", "at a crash point").await;
+    let canceled = client.cancel_once(&stopped.tasks[0]).await;
     finish_relay(
         relay,
         submitted == CallOutcome::Ok && canceled == CallOutcome::Ok,
@@ -100,21 +112,28 @@ async fn finish_relay(mut relay: TracedRelay, alive: bool) -> TempDir {
     relay.wait_for_exit().await
 }
 
-async fn run_start_traced(sound: &StoppedRelayData, deed: &[&str]) -> TempDir {
-    match start_traced_relay(sound.copy_to_temporary(), &sound.token, deed, false).await {
+async fn run_start_traced(stopped: &StoppedRelayData, tracer_action: &[&str]) -> TempDir {
+    match start_traced_relay(
+        stopped.copy_to_temporary(),
+        &stopped.token,
+        tracer_action,
+        false,
+    )
+    .await
+    {
         RelayStart::Listening(relay) => finish_relay(*relay, true).await,
         RelayStart::Exited(dir, _) => dir,
     }
 }
 
-/// What was acknowledged before the copy was made.
-fn record_acknowledged(sound: &StoppedRelayData, run: &ChaosRun) {
+/// Calls that were acknowledged before the copy was made.
+fn record_acknowledged(stopped: &StoppedRelayData, run: &ChaosRun) {
     let view = run
         .recorder
         .participant_log("before")
-        .expect("a file can be made");
-    for (call, task) in (0..).zip(&sound.tasks) {
-        let asked = Observation::Call {
+        .expect("a file can be created");
+    for (call, task) in (0..).zip(&stopped.tasks) {
+        let request = Observation::Call {
             call,
             op: ClientOperation::Submit,
             tenant: TENANT.to_owned(),
@@ -131,21 +150,21 @@ fn record_acknowledged(sound: &StoppedRelayData, run: &ChaosRun) {
             code: None,
             already: false,
         };
-        for saw in [asked, answer] {
-            view.record(now_ms(), saw)
+        for observation in [request, answer] {
+            view.record(now_ms(), observation)
                 .expect("the history can be written");
         }
     }
 }
 
-async fn assert_recovers(sound: &StoppedRelayData, run: ChaosRun, dir: TempDir) {
-    record_acknowledged(sound, &run);
-    let relay = start_untraced_relay(dir, &sound.token).await;
+async fn assert_recovers(stopped: &StoppedRelayData, run: ChaosRun, dir: TempDir) {
+    record_acknowledged(stopped, &run);
+    let relay = start_untraced_relay(dir, &stopped.token).await;
     cancel_open_and_record(&run, &relay.client).await;
     let dir = relay.stop().await;
     run.finish_quietly();
-    // A second start has nothing left to mend.
-    start_untraced_relay(dir, &sound.token).await.kill().await;
+    // A second start has nothing left to repair.
+    start_untraced_relay(dir, &stopped.token).await.kill().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,21 +172,21 @@ async fn a_relay_killed_at_any_change_of_a_commit_loses_nothing() {
     if !host_support::can_trace() {
         return;
     }
-    let sound = StoppedRelayData::create().await;
+    let stopped = StoppedRelayData::create().await;
     let run = ChaosRun::new("commit-whole");
-    let all = counted_changes(run_commits_traced(&sound, &run, &["count"]).await.path());
+    let all = counted_changes(run_commits_traced(&stopped, &run, &["count"]).await.path());
     run.discard_history();
     assert!(
         all >= 8,
-        "two commits and a stop are more than {all} changes"
+        "two commits and a stop are expected to make more than {all} changes"
     );
     let mut killed = 0;
     for point in kill_points(all) {
         let run = ChaosRun::new(&format!("commit-{point}"));
-        let dir = run_commits_traced(&sound, &run, &["kill", &point.to_string()]).await;
-        let over = counted_changes(dir.path()) < point;
-        assert_recovers(&sound, run, dir).await;
-        if over {
+        let dir = run_commits_traced(&stopped, &run, &["kill", &point.to_string()]).await;
+        let past_last_change = counted_changes(dir.path()) < point;
+        assert_recovers(&stopped, run, dir).await;
+        if past_last_change {
             break;
         }
         killed += 1;
@@ -183,21 +202,24 @@ async fn a_relay_killed_at_any_change_of_its_start_starts_again() {
     if !host_support::can_trace() {
         return;
     }
-    let sound = StoppedRelayData::create().await;
-    let all = counted_changes(run_start_traced(&sound, &["count"]).await.path());
-    assert!(all >= 8, "a start and a stop are more than {all} changes");
+    let stopped = StoppedRelayData::create().await;
+    let all = counted_changes(run_start_traced(&stopped, &["count"]).await.path());
+    assert!(
+        all >= 8,
+        "a start and a stop are expected to make more than {all} changes"
+    );
     let mut killed = 0;
     for point in kill_points(all) {
-        let dir = run_start_traced(&sound, &["kill", &point.to_string()]).await;
-        let over = counted_changes(dir.path()) < point;
-        assert_recovers(&sound, ChaosRun::new(&format!("start-{point}")), dir).await;
-        if over {
+        let dir = run_start_traced(&stopped, &["kill", &point.to_string()]).await;
+        let past_last_change = counted_changes(dir.path()) < point;
+        assert_recovers(&stopped, ChaosRun::new(&format!("start-{point}")), dir).await;
+        if past_last_change {
             break;
         }
         killed += 1;
     }
     println!(
-        "killed at {killed} of about {all} changes of a start and stop: each next start found everything"
+        "killed at {killed} of about {all} changes of a start and stop: each next start found all data"
     );
     assert!(killed >= SAMPLED_POINTS / 2);
 }

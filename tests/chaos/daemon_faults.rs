@@ -1,4 +1,5 @@
-//! Twenty daemons, each with a tap on its wire, and what happens to them: killed, stopped, cut off, and slandered.
+//! Twenty daemons, each behind a frame tap, and the faults injected into them: kills, stops,
+//! cut streams, and forged frames.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::chaos_run::now_ms;
 use crate::frame_recorder::{RememberedFrames, recording_listener};
 use crate::{BATON, cycle_from_random, random_millis, sleep_unless_stopped};
 
-/// One daemon and its wire.
+/// One daemon and its tap.
 pub(crate) struct DaemonUnderFault {
     name: String,
     token: String,
@@ -24,18 +25,18 @@ pub(crate) struct DaemonUnderFault {
     isolated_network: Option<Arc<IsolatedNetwork>>,
 }
 
-/// What may happen to a daemon.
+/// Faults of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InjectedDaemonFault {
     Kill,
     Stop,
-    /// Its stream breaks, and no new one is made for a while.
+    /// Its stream breaks, and no new one is accepted for a while.
     CutStream,
-    /// Packets are lost for a while, without a word to anybody.
+    /// Packets are lost for a while, without an error.
     DropPackets,
-    /// Something that it said long ago arrives again.
+    /// An old frame of the daemon arrives again.
     RepeatOldFrame,
-    /// It claims the end of somebody else's attempt.
+    /// It reports the end of another daemon's attempt.
     SendForgedFrame,
 }
 
@@ -58,21 +59,23 @@ impl DaemonUnderFault {
         recorder: &HistoryRecorder,
         dir: &Path,
         (name, tenant): (String, &str),
-        island: Option<Arc<IsolatedNetwork>>,
+        network: Option<Arc<IsolatedNetwork>>,
     ) -> Self {
         let (_, token) = admin.create_token(tenant, Role::Daemon).await;
         let memory = RememberedFrames::default();
-        let view = recorder.participant_log(&name).expect("a file can be made");
-        let host = island
+        let view = recorder
+            .participant_log(&name)
+            .expect("a file can be created");
+        let host = network
             .as_ref()
-            .map_or("127.0.0.1", |island| island.host_address());
+            .map_or("127.0.0.1", |network| network.host_address());
         let tap = FrameTap::start_with_listener(
             admin.url(),
             host,
             recording_listener(view, tenant, &memory),
         )
         .await;
-        let process = spawn_daemon(dir, &name, &tap, &token, island.as_deref()).await;
+        let process = spawn_daemon(dir, &name, &tap, &token, network.as_deref()).await;
         Self {
             name,
             token,
@@ -80,18 +83,18 @@ impl DaemonUnderFault {
             tap,
             process,
             remembered_frames: memory,
-            isolated_network: island,
+            isolated_network: network,
         }
     }
 
-    /// Lets one thing happen and pass.
+    /// Injects one fault and ends it again. False if it was not possible.
     async fn inject_fault(
         &mut self,
-        trouble: InjectedDaemonFault,
+        fault: InjectedDaemonFault,
         others: &[RememberedFrames],
         stop: &CancellationToken,
     ) -> bool {
-        match trouble {
+        match fault {
             InjectedDaemonFault::Kill => {
                 self.process.kill().await;
                 sleep_unless_stopped(random_millis(0, 2_000), stop).await;
@@ -108,12 +111,12 @@ impl DaemonUnderFault {
                 self.tap.restore();
             }
             InjectedDaemonFault::DropPackets => {
-                let Some(island) = &self.isolated_network else {
+                let Some(network) = &self.isolated_network else {
                     return false;
                 };
-                island.set_link_down().expect("a cable can be pulled");
+                network.set_link_down().expect("the link can be set down");
                 sleep_unless_stopped(random_millis(1_000, 16_000), stop).await;
-                island.set_link_up().expect("a cable can be plugged in");
+                network.set_link_up().expect("the link can be set up");
             }
             InjectedDaemonFault::RepeatOldFrame => {
                 let old = self.remembered_frames.random_old_frame();
@@ -121,19 +124,19 @@ impl DaemonUnderFault {
             }
             InjectedDaemonFault::SendForgedFrame => {
                 let other = &others[rand::random_range(0..others.len())];
-                // About its own attempt it would be the truth, told too early.
-                let lie = other
+                // For the daemon's own attempt the frame would not be forged, only too early.
+                let forged = other
                     .forged_completion()
                     .filter(|_| !other.is_same_daemon(&self.remembered_frames));
-                return lie.is_some_and(|frame| self.tap.inject_frame(frame));
+                return forged.is_some_and(|frame| self.tap.inject_frame(frame));
             }
         }
         true
     }
 
     async fn start_again(&mut self) {
-        let island = self.isolated_network.as_deref();
-        self.process = spawn_daemon(&self.dir, &self.name, &self.tap, &self.token, island).await;
+        let network = self.isolated_network.as_deref();
+        self.process = spawn_daemon(&self.dir, &self.name, &self.tap, &self.token, network).await;
     }
 
     pub(crate) async fn stop(&mut self) {
@@ -146,9 +149,9 @@ async fn spawn_daemon(
     name: &str,
     tap: &FrameTap,
     token: &str,
-    island: Option<&IsolatedNetwork>,
+    network: Option<&IsolatedNetwork>,
 ) -> DaemonProcess {
-    let wrapper = island
+    let wrapper = network
         .map(IsolatedNetwork::command_prefix)
         .unwrap_or_default();
     let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
@@ -156,7 +159,7 @@ async fn spawn_daemon(
     DaemonProcess::start_with_prefix(BATON, dir, name, (&url, token), &wrapper, &[]).await
 }
 
-/// Goes on until it is told to stop; each member of a group gets its share.
+/// Injects faults into the members of a group until it is stopped.
 pub(crate) async fn inject_daemon_faults(
     group: &mut [DaemonUnderFault],
     mix: &[InjectedDaemonFault],
@@ -166,15 +169,15 @@ pub(crate) async fn inject_daemon_faults(
 ) {
     let mut turns = cycle_from_random(mix);
     while sleep_unless_stopped(random_millis(gap_ms / 2, gap_ms * 2), stop).await
-        && let Some(trouble) = turns.next()
+        && let Some(fault) = turns.next()
     {
         let member = rand::random_range(0..group.len());
         let member = &mut group[member];
-        if member.inject_fault(trouble, others, stop).await {
-            let fault = trouble.fault_name().to_owned();
+        if member.inject_fault(fault, others, stop).await {
+            let fault = fault.fault_name().to_owned();
             let target = member.name.clone();
-            let saw = Observation::Fault { fault, target };
-            view.record(now_ms(), saw)
+            let observation = Observation::Fault { fault, target };
+            view.record(now_ms(), observation)
                 .expect("the history can be written");
         }
     }

@@ -1,4 +1,4 @@
-//! Storms over a whole system: kills alone, and everything at once.
+//! Fault storms over a whole system: kills alone, and all faults at once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,15 +25,16 @@ use crate::relay_faults::{InjectedRelayFault, RelayUnderFault};
 use crate::{configured_amount, host_support, sleep_unless_stopped};
 
 const TENANTS: [&str; 2] = ["acme", "bolt"];
-/// Serves both.
+/// A tenant whose daemons serve both.
 const SHARED_TENANT: &str = "*";
-/// After all faults are over. A task may have to wait for several leases and fences one after the other.
+/// Limit after the last fault. A task may have to wait for several leases and fences in
+/// sequence.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(300);
-/// Agents without a daemon, per tenant.
+/// Agents with their own leases, per tenant.
 const AGENTS_PER_TENANT: usize = 2;
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A whole system with its clients at work.
+/// A whole system with working clients.
 struct FaultStorm {
     run: ChaosRun,
     relay: RelayUnderFault,
@@ -48,7 +49,7 @@ struct FaultStorm {
 
 struct StormSize {
     daemons: usize,
-    /// Of them behind a network of their own.
+    /// How many of them are in an isolated network.
     isolated_daemons: usize,
     /// Per tenant.
     clients: usize,
@@ -61,7 +62,7 @@ impl FaultStorm {
         let victim = RelayUnderFault::start(dir.path(), &run.recorder).await;
         let admin = victim.admin().clone();
         let view = run.recorder.participant_log("children");
-        let children = ChildWatcher::watch(dir.path(), view.expect("a file can be made"));
+        let children = ChildWatcher::watch(dir.path(), view.expect("a file can be created"));
         let load = ClientLoad::new(&children.socket, name);
         let mut tenants = Vec::new();
         let mut working = JoinSet::new();
@@ -93,12 +94,13 @@ impl FaultStorm {
         }
     }
 
-    /// Nothing is broken any more: everything that was accepted comes to its end, and is looked at.
+    /// After the last fault: waits until every accepted task has ended, and records the final
+    /// state.
     async fn recover_and_record(mut self) -> ChaosRun {
         self.load.stop();
-        let healed = async {
+        let recovery = async {
             while let Some(ended) = self.running_clients.join_next().await {
-                ended.expect("a client works to its end");
+                ended.expect("a client does not panic");
             }
             let mut ticks = tokio::time::interval(POLL_INTERVAL);
             for (_, client) in &self.tenants {
@@ -107,9 +109,9 @@ impl FaultStorm {
                 }
             }
         };
-        let healed = tokio::time::timeout(RECOVERY_LIMIT, healed).await;
-        if healed.is_err() {
-            println!("not everything ended within {RECOVERY_LIMIT:?}; the judge will say what");
+        let recovery = tokio::time::timeout(RECOVERY_LIMIT, recovery).await;
+        if recovery.is_err() {
+            println!("not every task ended within {RECOVERY_LIMIT:?}; the checker lists them");
         }
         wait_until_marked_gone(self.mark).await;
         for (tenant, client) in &self.tenants {
@@ -131,10 +133,10 @@ fn new_load_client(
     let name = format!("client-{tenant}-{number}");
     let view = run.recorder.participant_log(&name);
     LoadClient {
-        // A connection of its own.
+        // A separate connection.
         client: TestClient::new(client.url(), client.token_secret()),
         tenant,
-        view: view.expect("a file can be made"),
+        view: view.expect("a file can be created"),
         name,
         load: load.clone(),
         calls: AtomicU64::new(1),
@@ -151,7 +153,7 @@ fn new_load_agent(
     LoadAgent {
         client: TestClient::new(agent.client.url(), agent.client.token_secret()),
         tenant,
-        view: view.expect("a file can be made"),
+        view: view.expect("a file can be created"),
         name: agent.name,
         load: load.clone(),
         calls: AtomicU64::new(1),
@@ -164,18 +166,18 @@ async fn start_daemons(
     dir: &Path,
     size: &StormSize,
 ) -> Vec<DaemonUnderFault> {
-    let island = if size.isolated_daemons > 0 && host_support::can_make_networks() {
+    let network = if size.isolated_daemons > 0 && host_support::can_make_networks() {
         Some(Arc::new(
-            IsolatedNetwork::create().expect("it was tried out"),
+            IsolatedNetwork::create().expect("the host support check succeeded"),
         ))
     } else {
         None
     };
     let started = (0..size.daemons).map(|number| {
         let tenant = [TENANTS[0], TENANTS[1], SHARED_TENANT][number % 3];
-        let island = island.clone().filter(|_| number < size.isolated_daemons);
+        let network = network.clone().filter(|_| number < size.isolated_daemons);
         let name = format!("daemon-{number}");
-        DaemonUnderFault::start(admin, &run.recorder, dir, (name, tenant), island)
+        DaemonUnderFault::start(admin, &run.recorder, dir, (name, tenant), network)
     });
     join_all(started).await
 }
@@ -206,7 +208,7 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
         ("submits acknowledged", kills * 3),
         ("tasks completed", kills * 2),
         ("unknown outcomes", kills / 2),
-        ("watches taken up again", kills),
+        ("watches resumed", kills),
         ("processes", kills * 2),
         ("outputs read", kills * 2),
         ("blocks acknowledged", kills / 2),
@@ -232,13 +234,13 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
     let took = boottime().saturating_sub(begun);
     let verdict = storm.recover_and_record().await.finish();
     println!(
-        "{kills} kills of the relay in {} s, {} of daemons: {} submits and {} cancels acknowledged, {} ends told, {} tasks \
+        "{kills} kills of the relay in {} s, {} of daemons: {} submits and {} cancels acknowledged, {} ends reported, {} tasks \
          completed; none lost, none doubled",
         took.as_secs(),
         verdict.count("fault: daemon killed"),
         verdict.count("submits acknowledged"),
         verdict.count("cancels acknowledged"),
-        verdict.count("ends told by daemons"),
+        verdict.count("ends reported by daemons"),
         verdict.count("tasks completed"),
     );
 }
@@ -257,10 +259,11 @@ async fn every_promise_holds_while_everything_breaks() {
         ("submits acknowledged", seconds),
         ("tasks completed", seconds / 2),
         ("cancels acknowledged", seconds / 20),
-        ("submits answered again", seconds / 20),
+        ("submits repeated", seconds / 20),
         ("probes of another tenant", seconds / 20),
-        // They take a relay that was killed, and a worker that was stopped past its lease: not in every short run.
-        ("watches taken up again", minutes * 6),
+        // These require a killed relay and a worker that was stopped past its lease, which not
+        // every short run has.
+        ("watches resumed", minutes * 6),
         ("fenced frames", minutes),
         ("processes", seconds),
         ("outputs read", seconds),
@@ -275,7 +278,7 @@ async fn every_promise_holds_while_everything_breaks() {
         ("fault: daemon stopped", minutes * 2),
         ("fault: stream cut", minutes * 2),
         ("lost attempts", minutes),
-        ("cancels that came late", minutes),
+        ("cancels of finished tasks", minutes),
     ];
     if storm.relay.has_small_disk() {
         least.push(("fault: disk full", minutes));
@@ -287,7 +290,7 @@ async fn every_promise_holds_while_everything_breaks() {
     inject_all_faults(&mut storm, Duration::from_secs(seconds)).await;
     let verdict = storm.recover_and_record().await.finish();
     println!(
-        "{seconds} s of everything: {} submits acknowledged, {} attempts lost, {} frames fenced, {} processes; every promise held",
+        "{seconds} s of all faults: {} submits acknowledged, {} attempts lost, {} frames fenced, {} processes; no rule violated",
         verdict.count("submits acknowledged"),
         verdict.count("lost attempts"),
         verdict.count("fenced frames"),
@@ -295,20 +298,21 @@ async fn every_promise_holds_while_everything_breaks() {
     );
 }
 
-/// Everything at once, for a while: the relay, and three groups of daemons, each with troubles of its own.
+/// All faults at once for a while: the relay and three groups of daemons, each with its own
+/// mix.
 async fn inject_all_faults(storm: &mut FaultStorm, time: Duration) {
     let stop = CancellationToken::new();
     let view = storm.relay.view().clone();
     let others = collect_remembered_frames(&storm.daemons);
-    // Islanders are first.
-    let (islanders, rest) = storm.daemons.split_at_mut(4);
-    let (some, more) = rest.split_at_mut(8);
-    let lies = [
+    // The daemons in isolated networks are first.
+    let (isolated, rest) = storm.daemons.split_at_mut(4);
+    let (crashing, misbehaving) = rest.split_at_mut(8);
+    let frame_faults = [
         InjectedDaemonFault::RepeatOldFrame,
         InjectedDaemonFault::SendForgedFrame,
         InjectedDaemonFault::CutStream,
     ];
-    let crashes = [
+    let crash_faults = [
         InjectedDaemonFault::Kill,
         InjectedDaemonFault::Stop,
         InjectedDaemonFault::CutStream,
@@ -316,12 +320,12 @@ async fn inject_all_faults(storm: &mut FaultStorm, time: Duration) {
         InjectedDaemonFault::RepeatOldFrame,
         InjectedDaemonFault::SendForgedFrame,
     ];
-    let networks = [
+    let network_faults = [
         InjectedDaemonFault::DropPackets,
         InjectedDaemonFault::Kill,
         InjectedDaemonFault::SendForgedFrame,
     ];
-    let faults = [
+    let relay_faults = [
         InjectedRelayFault::Kill,
         InjectedRelayFault::Kill,
         InjectedRelayFault::Stop,
@@ -333,9 +337,9 @@ async fn inject_all_faults(storm: &mut FaultStorm, time: Duration) {
     };
     tokio::join!(
         end,
-        storm.relay.inject_faults(&faults, 4_000, &stop),
-        inject_daemon_faults(islanders, &networks, (2_000, &others), &view, &stop),
-        inject_daemon_faults(some, &crashes, (1_500, &others), &view, &stop),
-        inject_daemon_faults(more, &lies, (600, &others), &view, &stop),
+        storm.relay.inject_faults(&relay_faults, 4_000, &stop),
+        inject_daemon_faults(isolated, &network_faults, (2_000, &others), &view, &stop),
+        inject_daemon_faults(crashing, &crash_faults, (1_500, &others), &view, &stop),
+        inject_daemon_faults(misbehaving, &frame_faults, (600, &others), &view, &stop),
     );
 }

@@ -1,4 +1,5 @@
-//! The last look: every task as the relay shows it when all is over, with its events and its output.
+//! Records the final state of every task as the relay shows it after the run, with its events
+//! and its output.
 
 use baton_history::{FinalAttempt, HistoryEvent, HistoryRecorder, Observation, ParticipantLog};
 use baton_proto::v1::read_output_response::Item as Piece;
@@ -19,21 +20,21 @@ fn short_enum_name(name: &str, prefix: &str) -> String {
     name.trim_start_matches(prefix).to_lowercase()
 }
 
-pub(crate) fn history_event(told: &TaskEvent) -> HistoryEvent {
-    let state = match told.state() {
+pub(crate) fn history_event(event: &TaskEvent) -> HistoryEvent {
+    let state = match event.state() {
         AttemptState::Unspecified => String::new(),
         state => short_enum_name(state.as_str_name(), "ATTEMPT_STATE_"),
     };
     HistoryEvent {
-        revision: told.revision,
-        kind: short_enum_name(told.kind().as_str_name(), "TASK_EVENT_KIND_"),
-        attempt: told.attempt_id.clone(),
+        revision: event.revision,
+        kind: short_enum_name(event.kind().as_str_name(), "TASK_EVENT_KIND_"),
+        attempt: event.attempt_id.clone(),
         state,
-        task_state: task_state_name(told.task_state()),
+        task_state: task_state_name(event.task_state()),
     }
 }
 
-/// All ids of the client's tenant.
+/// All tasks of the client's tenant.
 pub(crate) async fn list_all_tasks(client: &TestClient) -> Vec<Task> {
     let mut found = Vec::new();
     let mut page_token = String::new();
@@ -55,7 +56,7 @@ pub(crate) async fn list_all_tasks(client: &TestClient) -> Vec<Task> {
     }
 }
 
-/// Writes down all tasks of one tenant.
+/// Records all tasks of one tenant.
 pub(crate) async fn record_final_state(
     client: &TestClient,
     tenant: &str,
@@ -65,7 +66,7 @@ pub(crate) async fn record_final_state(
     let mut look = FinalStateReader {
         client,
         tenant,
-        view: view.expect("a file can be made"),
+        view: view.expect("a file can be created"),
         output_readings: 0,
     };
     for listed in list_all_tasks(client).await {
@@ -87,9 +88,9 @@ struct FinalStateReader<'a> {
 }
 
 impl FinalStateReader<'_> {
-    fn record_observation(&self, saw: Observation) {
+    fn record_observation(&self, observation: Observation) {
         self.view
-            .record(now_ms(), saw)
+            .record(now_ms(), observation)
             .expect("the history can be written");
     }
 
@@ -108,7 +109,7 @@ impl FinalStateReader<'_> {
         });
     }
 
-    /// What is kept of its goal.
+    /// Records the stored progress and checkpoints.
     async fn record_goal(&self, task: &Task) {
         let Some(progress) = &task.progress else {
             return;
@@ -150,9 +151,9 @@ impl FinalStateReader<'_> {
             .await
             .expect("a history ends")
         {
-            if let Some(Item::Event(told)) = message.item {
+            if let Some(Item::Event(event)) = message.item {
                 let task = task.to_owned();
-                let event = history_event(&told);
+                let event = history_event(&event);
                 self.record_observation(Observation::Timeline { task, event });
             }
         }
@@ -171,7 +172,7 @@ impl FinalStateReader<'_> {
         let mut pieces = opened.expect("output can be read").into_inner();
         while let Some(message) = wait_within("output", pieces.message())
             .await
-            .expect("output ends by saying so")
+            .expect("output ends with an end message")
         {
             let attempt = attempt.to_owned();
             match message.item {

@@ -1,4 +1,5 @@
-//! What a daemon hears and says, by a tap on its wire; and what an evil network makes of that later.
+//! Records the frames of a daemon with a tap, and keeps some of them for later replay or
+//! forging.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +13,10 @@ use baton_tests::{FrameListener, TappedFrame};
 
 use crate::chaos_run::now_ms;
 
-/// Frames and offers that are remembered.
+/// Number of frames and dispatches that are kept.
 const REMEMBERED_FRAMES_MAX: usize = 64;
 
-/// Things said and heard a while ago. Clones share them.
+/// Older frames of a daemon. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RememberedFrames(Arc<Mutex<FrameHistory>>);
 
@@ -23,7 +24,7 @@ pub(crate) struct RememberedFrames(Arc<Mutex<FrameHistory>>);
 struct FrameHistory {
     /// Terminal frames, oldest first.
     terminal_frames: VecDeque<DaemonFrame>,
-    /// Whom something was offered for.
+    /// Attempts that were dispatched.
     offered_attempts: VecDeque<AttemptRef>,
     /// Terminal frames that were not acknowledged yet.
     unacked_frames: Vec<(String, u64)>,
@@ -34,29 +35,30 @@ impl RememberedFrames {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether both are of one daemon.
+    /// Whether both belong to the same daemon.
     pub(crate) fn is_same_daemon(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Something that this daemon said.
+    /// A random old frame of this daemon.
     pub(crate) fn random_old_frame(&self) -> Option<DaemonFrame> {
-        let kept = self.lock();
-        let any = rand::random_range(0..kept.terminal_frames.len().max(1));
-        kept.terminal_frames.get(any).cloned()
+        let history = self.lock();
+        let any = rand::random_range(0..history.terminal_frames.len().max(1));
+        history.terminal_frames.get(any).cloned()
     }
 
-    /// The result of an attempt that somebody else was offered; whoever says it is a liar.
+    /// A completion of an attempt that another daemon was offered; a daemon that sends it is
+    /// not the holder.
     pub(crate) fn forged_completion(&self) -> Option<DaemonFrame> {
         let re = self.lock().offered_attempts.back().cloned()?;
-        let lie = AttemptFrame {
+        let forged = AttemptFrame {
             r#ref: Some(re),
             control_seq: rand::random_range(1..12),
             within_lease: true,
             body: Some(attempt_frame::Body::Complete(TaskComplete::default())),
             ..AttemptFrame::default()
         };
-        let frame = Some(daemon_frame::Frame::Attempt(lie));
+        let frame = Some(daemon_frame::Frame::Attempt(forged));
         Some(DaemonFrame { frame })
     }
 }
@@ -68,26 +70,26 @@ fn push_bounded<T>(queue: &mut VecDeque<T>, one: T) {
     queue.push_back(one);
 }
 
-/// Writes down what concerns a promise, and remembers some of it.
+/// Records the frames that a rule checks, and keeps some of them.
 pub(crate) fn recording_listener(
     view: ParticipantLog,
     tenant: &str,
-    memory: &RememberedFrames,
+    remembered: &RememberedFrames,
 ) -> FrameListener {
-    let (tenant, memory) = (tenant.to_owned(), memory.clone());
-    Arc::new(move |taped| {
-        let seen = match taped {
-            TappedFrame::FromDaemon(frame) => record_daemon_frame(*frame, &memory),
-            TappedFrame::FromRelay(frame) => record_relay_frame(*frame, &tenant, &memory),
+    let (tenant, remembered) = (tenant.to_owned(), remembered.clone());
+    Arc::new(move |tapped| {
+        let seen = match tapped {
+            TappedFrame::FromDaemon(frame) => record_daemon_frame(*frame, &remembered),
+            TappedFrame::FromRelay(frame) => record_relay_frame(*frame, &tenant, &remembered),
         };
-        for saw in seen {
-            view.record(now_ms(), saw)
+        for observation in seen {
+            view.record(now_ms(), observation)
                 .expect("the history can be written");
         }
     })
 }
 
-fn record_daemon_frame(frame: DaemonFrame, memory: &RememberedFrames) -> Vec<Observation> {
+fn record_daemon_frame(frame: DaemonFrame, remembered: &RememberedFrames) -> Vec<Observation> {
     let Some(daemon_frame::Frame::Attempt(attempt)) = &frame.frame else {
         return Vec::new();
     };
@@ -99,7 +101,7 @@ fn record_daemon_frame(frame: DaemonFrame, memory: &RememberedFrames) -> Vec<Obs
     };
     let re = attempt.r#ref.clone().unwrap_or_default();
     let seq = attempt.control_seq;
-    let mut kept = memory.lock();
+    let mut kept = remembered.lock();
     kept.unacked_frames.push((re.attempt_id.clone(), seq));
     push_bounded(&mut kept.terminal_frames, frame.clone());
     vec![Observation::Sent {
@@ -113,14 +115,14 @@ fn record_daemon_frame(frame: DaemonFrame, memory: &RememberedFrames) -> Vec<Obs
 fn record_relay_frame(
     frame: RelayFrame,
     tenant: &str,
-    memory: &RememberedFrames,
+    remembered: &RememberedFrames,
 ) -> Vec<Observation> {
     match frame.frame {
-        Some(relay_frame::Frame::Attempt(command)) => record_command(command, tenant, memory)
+        Some(relay_frame::Frame::Attempt(command)) => record_command(command, tenant, remembered)
             .into_iter()
             .collect(),
         Some(relay_frame::Frame::Ack(ack)) => {
-            let mut kept = memory.lock();
+            let mut kept = remembered.lock();
             let entries = ack.entries.into_iter().filter(|entry| {
                 let before = kept.unacked_frames.len();
                 kept.unacked_frames
@@ -145,13 +147,13 @@ fn record_relay_frame(
 fn record_command(
     command: AttemptCommand,
     tenant: &str,
-    memory: &RememberedFrames,
+    remembered: &RememberedFrames,
 ) -> Option<Observation> {
     let re = command.r#ref?;
     let (task, attempt) = (re.task_id.clone(), re.attempt_id.clone());
     match command.body? {
         attempt_command::Body::Dispatch(_) => {
-            push_bounded(&mut memory.lock().offered_attempts, re);
+            push_bounded(&mut remembered.lock().offered_attempts, re);
             let tenant = tenant.to_owned();
             Some(Observation::Offered {
                 tenant,

@@ -1,16 +1,16 @@
-//! What this machine does not let anybody do. Each is tried out by itself first: where it works, a test that needs it fails rather than
-//! being left out, and what is left out is said.
+//! Checks which faults this machine supports. Each is tried once: if it works, a test that
+//! needs it fails and is never skipped. Skips are reported.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static SKIP_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether commands in mount namespaces may mount a small disk.
+/// Whether commands in a mount namespace may mount a small disk.
 pub(crate) fn can_mount() -> bool {
     let flags = if is_root() { "-m" } else { "-Urm" };
     let script = "mount -t tmpfs none /tmp && command -v nsenter";
-    try_command("a disk of its own", "unshare", &[flags, "sh", "-c", script])
+    try_command("a separate disk", "unshare", &[flags, "sh", "-c", script])
 }
 
 pub(crate) fn can_mount_images() -> bool {
@@ -21,7 +21,7 @@ pub(crate) fn can_mount_images() -> bool {
 pub(crate) fn can_make_networks() -> bool {
     let script = "ip netns add baton-probe-$$ && ip netns exec baton-probe-$$ true; \
                   code=$?; ip netns delete baton-probe-$$; exit $code";
-    try_command("a network of its own", "sh", &["-c", script])
+    try_command("an isolated network", "sh", &["-c", script])
 }
 
 pub(crate) fn can_trace() -> bool {
@@ -36,7 +36,7 @@ fn try_command(what: &str, program: &str, arguments: &[&str]) -> bool {
         Err(error) => error.to_string(),
     };
     let count = SKIP_COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-    println!("skipped ({count} so far): this machine gives nobody {what}: {why}");
+    println!("skipped ({count} so far): this machine does not support {what}: {why}");
     false
 }
 

@@ -1,6 +1,7 @@
-//! Agents of two tenants who hold their leases themselves: they start tasks, write down progress and checkpoints, block, pick up what was
-//! blocked, and complete. Each writes down what it asked and what it was told. A call without an answer is made again under its id, as
-//! `baton mcp` does.
+//! Agents of two tenants that have their leases themselves: they start tasks, report progress
+//! and checkpoints, block, pick up blocked tasks, and complete. Each records its calls and
+//! their answers. A call without an answer is repeated with its request id, as `baton mcp`
+//! does.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,9 +25,9 @@ use crate::final_state::{list_all_tasks, task_state_name};
 use crate::{random_millis, sleep_unless_stopped};
 
 pub(crate) const SCOPE: &str = "chaos";
-/// Shorter than most troubles last, so that leases end.
+/// Shorter than most faults, so that leases expire.
 const LEASE_MS: u64 = 5_000;
-/// Before a call is made again.
+/// Delay before a call is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub(crate) struct LoadAgent {
@@ -38,15 +39,15 @@ pub(crate) struct LoadAgent {
     pub(crate) calls: AtomicU64,
 }
 
-/// A call on its way; made anew for each try.
+/// A pending call; created again for each try.
 type PendingCall<T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send>>;
 
-/// What is told of a task with an answer.
+/// The part of an answer that is recorded.
 #[derive(Default)]
 struct RecordedAnswer {
     revision: Option<u64>,
     state: Option<String>,
-    /// An attempt or the number of a checkpoint.
+    /// An attempt, or the number of a checkpoint.
     created_id: Option<String>,
 }
 
@@ -55,13 +56,13 @@ impl LoadAgent {
         let mut turn = 0;
         while !self.load.is_stopped() {
             turn += 1;
-            // In a box: what one turn may come to is too much for a worker's stack.
+            // Boxed, because the future of one turn is too large for a worker's stack.
             Box::pin(self.run_one_task(turn)).await;
         }
         Box::pin(self.claim_remaining_tasks()).await;
     }
 
-    /// One task, as far as the lease holds.
+    /// Works on one task while the lease lasts.
     async fn run_one_task(&self, turn: u64) {
         let key = format!("{}-{turn}", self.name);
         let Some(lease) = self.start(&key).await else {
@@ -75,11 +76,11 @@ impl LoadAgent {
         for step in 0..rand::random_range(1..4) {
             sleep_unless_stopped(random_millis(0, 400), self.load.stop_token()).await;
             let item = format!("{}-{turn}-{step}", self.name);
-            let held = match rand::random_range(0..2) {
+            let still_leased = match rand::random_range(0..2) {
                 0 => Box::pin(self.progress(&lease, &item)).await,
                 _ => Box::pin(self.checkpoint(&lease, &item)).await,
             };
-            if !held {
+            if !still_leased {
                 return;
             }
         }
@@ -93,7 +94,7 @@ impl LoadAgent {
         }
     }
 
-    /// A lease that was lost leaves a task that only an agent may have: it is claimed until there is none.
+    /// A lost lease leaves a task that only an agent may claim. Claims until none is left.
     async fn claim_remaining_tasks(&self) {
         while self.has_open_tasks().await {
             match self.claim().await {
@@ -128,7 +129,7 @@ impl LoadAgent {
         }
     }
 
-    /// A start or a claim is no call of which the judge knows; that it was granted is told.
+    /// Start and claim are not checked calls. Only their grant is recorded.
     async fn start(&self, key: &str) -> Option<GrantedLease> {
         let request = StartRequest {
             spec: Some(Self::spec()),
@@ -182,9 +183,9 @@ impl LoadAgent {
         };
         let body = Some(item.to_owned());
         let shown = |_: &_| RecordedAnswer::default();
-        let told =
+        let answered =
             self.retry_and_record(ClientOperation::Progress, &lease.task_id, body, ask, shown);
-        told.await.is_some()
+        answered.await.is_some()
     }
 
     async fn checkpoint(&self, lease: &GrantedLease, summary: &str) -> bool {
@@ -204,21 +205,21 @@ impl LoadAgent {
             created_id: answer.checkpoint.as_ref().map(|one| one.number.to_string()),
             ..RecordedAnswer::default()
         };
-        let told = self.retry_and_record(
+        let answered = self.retry_and_record(
             ClientOperation::Checkpoint,
             &lease.task_id,
             None,
             ask,
             shown,
         );
-        told.await.is_some()
+        answered.await.is_some()
     }
 
     async fn block(&self, lease: &GrantedLease) -> bool {
         let request = AgentBlockRequest {
             lease: Some(lease.lease_ref.clone()),
             block: Some(BlockDraft {
-                reason: "somebody has to look".to_owned(),
+                reason: "needs a person".to_owned(),
                 ..BlockDraft::default()
             }),
             request_id: new_request_id(),
@@ -235,8 +236,9 @@ impl LoadAgent {
                 .map(|task| task_state_name(task.state())),
             created_id: None,
         };
-        let told = self.retry_and_record(ClientOperation::Block, &lease.task_id, None, ask, shown);
-        told.await.is_some()
+        let answered =
+            self.retry_and_record(ClientOperation::Block, &lease.task_id, None, ask, shown);
+        answered.await.is_some()
     }
 
     async fn pick_up(&self, task_id: &str) -> Option<GrantedLease> {
@@ -257,10 +259,10 @@ impl LoadAgent {
                 ..RecordedAnswer::default()
             }
         };
-        let told = self
+        let answered = self
             .retry_and_record(ClientOperation::PickUp, task_id, None, ask, shown)
             .await?;
-        told.grant.map(|grant| self.record_grant(grant))
+        answered.grant.map(|grant| self.record_grant(grant))
     }
 
     async fn complete(&self, lease: &GrantedLease) {
@@ -273,7 +275,7 @@ impl LoadAgent {
         self.record_observation(Observation::Sent {
             task: lease.task_id.clone(),
             attempt: lease.attempt_id.clone(),
-            // Calls are not numbered as frames are.
+            // Calls have no sequence number, unlike frames.
             seq: 0,
             word: "complete".to_owned(),
         });
@@ -287,7 +289,7 @@ impl LoadAgent {
         }
     }
 
-    /// Asks again until it is granted or refused; none where it is refused.
+    /// Repeats the call until it is granted or rejected; none if it is rejected.
     async fn retry_until_answered<T>(
         &self,
         ask: impl Fn() -> PendingCall<T>,
@@ -303,7 +305,7 @@ impl LoadAgent {
         }
     }
 
-    /// The same, with every question and every answer written down.
+    /// The same, with every call and every answer recorded.
     async fn retry_and_record<T>(
         &self,
         op: ClientOperation,
@@ -354,14 +356,14 @@ impl LoadAgent {
         }
     }
 
-    fn record_observation(&self, saw: Observation) {
+    fn record_observation(&self, observation: Observation) {
         self.view
-            .record(now_ms(), saw)
+            .record(now_ms(), observation)
             .expect("the history can be written");
     }
 }
 
-/// For one call, however often it is made.
+/// One id for all tries of a call.
 fn new_request_id() -> String {
     Uuid::now_v7().to_string()
 }

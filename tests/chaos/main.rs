@@ -1,13 +1,11 @@
-//! Real relays, daemons and children, broken in every way that this machine allows, while clients work; afterwards `baton-history` judges what
-//! everybody saw. docs/chaos.md says what is done and how to do more of it.
+//! Real relays, daemons and children under all faults that this machine supports, while clients
+//! work. Afterwards `baton-history` checks the recorded observations. docs/chaos.md describes
+//! the faults and the longer runs.
 //!
-//! `cargo test` runs a short version. The long ones:
-//! `BATON_CHAOS_SECONDS=600 cargo test -p baton-tests --test chaos everything -- --nocapture`, and the like.
+//! `cargo test` runs a short version. An example of a long one: `BATON_CHAOS_SECONDS=600 cargo
+//! test -p baton-tests --test chaos everything -- --nocapture`.
 
-#![expect(
-    clippy::print_stdout,
-    reason = "what was done and seen is what people run this for"
-)]
+#![expect(clippy::print_stdout, reason = "the counts of a run are its result")]
 
 mod chaos_run;
 mod child_watcher;
@@ -35,7 +33,7 @@ const TRACER: &str = env!("CARGO_BIN_EXE_tracer");
 /// Outlives the tests: histories of failed runs are kept here.
 const HISTORY_DIRECTORY: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// How much to do: a little, or what the environment says.
+/// The amount of work: `short`, or the value of the environment variable.
 fn configured_amount(variable: &str, short: u64) -> u64 {
     std::env::var(variable).map_or(short, |text| {
         text.parse()
@@ -43,18 +41,18 @@ fn configured_amount(variable: &str, short: u64) -> u64 {
     })
 }
 
-/// Between two numbers of milliseconds.
+/// A random duration between two numbers of milliseconds.
 fn random_millis(from: u64, to: u64) -> Duration {
     Duration::from_millis(rand::random_range(from..to))
 }
 
-/// One after the other without end, from anywhere: chance must not leave a kind out of a run that has to see it.
+/// Cycles from a random position, so that a run that must see every kind sees each of them.
 fn cycle_from_random<T: Copy>(mix: &[T]) -> impl Iterator<Item = T> {
     let first = rand::random_range(0..mix.len());
     mix.iter().copied().cycle().skip(first)
 }
 
-/// Lets time pass, which is all that a fault does while it lasts. False when it was stopped before.
+/// Waits for the duration of a fault. False if it was stopped before.
 async fn sleep_unless_stopped(time: Duration, stop: &CancellationToken) -> bool {
     tokio::time::timeout(time, stop.cancelled()).await.is_err()
 }

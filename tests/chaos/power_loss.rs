@@ -1,6 +1,7 @@
-//! Power loss, as far as software can show it: the relay's data is on a file system in an image. At the instant of an acknowledgement the
-//! relay dies and the image is copied, which holds only what had reached the block layer by then. A relay on the copy must know everything
-//! that was acknowledged. The same with a relay that does not sync must lose something, or this would show nothing.
+//! Simulates power loss: the relay's data is on a file system in an image. At an
+//! acknowledgement the relay is killed and the image is copied, which contains only the data
+//! that had reached the block layer. A relay on the copy must have all acknowledged data. The
+//! same run without syncs must lose data, otherwise the test would prove nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,17 +17,17 @@ use crate::{BATON, TRACER, configured_amount, host_support};
 
 const AGENT: &str = "scripted";
 
-/// Whether syncs are made.
+/// Whether the relay's syncs take effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SyncMode {
     Made,
-    /// From the moment on at which the relay is set up.
+    /// Disabled after the relay has been set up.
     LeftOut,
 }
 
 fn run_command(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output();
-    let output = output.expect("the program is there");
+    let output = output.expect("the program exists");
     assert!(
         output.status.success(),
         "{program} {arguments:?}: {output:?}"
@@ -34,10 +35,10 @@ fn run_command(program: &str, arguments: &[&str]) {
 }
 
 fn path_text(path: &Path) -> &str {
-    path.to_str().expect("a plain name")
+    path.to_str().expect("the path is UTF-8")
 }
 
-/// What was acknowledged until the lights went out.
+/// Work that was acknowledged before the power cut.
 struct PowerCut {
     dir: TempDir,
     token: String,
@@ -51,9 +52,9 @@ async fn work_until_cut(name: &str, syncs: SyncMode) -> PowerCut {
     run_command("truncate", &["-s", "256M", path_text(&image)]);
     run_command("mkfs.ext4", &["-q", path_text(&image)]);
     let disk = MountedDisk::mount_image(&dir.path().join("live"), &image).await;
-    let disk = disk.expect("it was tried out");
+    let disk = disk.expect("the host support check succeeded");
     let seen = disk.path_from_host().join("data");
-    std::fs::create_dir(&seen).expect("a directory can be made");
+    std::fs::create_dir(&seen).expect("a directory can be created");
     let mut wrapper = disk.command_prefix();
     if syncs == SyncMode::LeftOut {
         std::fs::write(disk.path_from_host().join("wait"), "").expect("a file can be written");
@@ -81,26 +82,27 @@ async fn work_until_cut(name: &str, syncs: SyncMode) -> PowerCut {
     }
 }
 
-/// Submits, cancels and results, in turn; the last thing is an acknowledgement.
+/// Submits, cancels and results, in turn; the last call is acknowledged.
 async fn submit_and_complete(
     run: &ChaosRun,
     admin: &TestClient,
     daemon: &mut ScriptedDaemon,
 ) -> u64 {
-    let asker = single_call_client(run, admin);
+    let client = single_call_client(run, admin);
     let view = run
         .recorder
         .participant_log("daemon")
-        .expect("a file can be made");
-    let saw = |saw| {
-        view.record(now_ms(), saw)
+        .expect("a file can be created");
+    let record = |observation| {
+        view.record(now_ms(), observation)
             .expect("the history can be written")
     };
     let mut acknowledged = 0;
-    // sled's file grows by half a mebibyte at a time: without a sync, what follows the last growth is lost.
+    // sled's file grows by half a mebibyte at a time: without a sync, data after the last
+    // growth is lost.
     for turn in 0..rand::random_range(60..120) {
         let agent = if turn % 3 == 0 { AGENT } else { "nobody" };
-        let (outcome, task) = asker.submit_once(agent, &format!("key {turn}")).await;
+        let (outcome, task) = client.submit_once(agent, &format!("key {turn}")).await;
         assert_eq!(outcome, CallOutcome::Ok, "the relay works");
         let task = task.expect("an accepted task has an id");
         acknowledged += 1;
@@ -108,13 +110,13 @@ async fn submit_and_complete(
             let mut attempt = daemon.start_next_attempt().await;
             let id = attempt.id().to_owned();
             let (tenant, attempt_id) = ("*".to_owned(), id.clone());
-            saw(Observation::Offered {
+            record(Observation::Offered {
                 tenant,
                 task: task.clone(),
                 attempt: attempt_id,
             });
             attempt.complete("").await;
-            saw(Observation::Sent {
+            record(Observation::Sent {
                 task,
                 attempt: id.clone(),
                 seq: 1,
@@ -122,20 +124,20 @@ async fn submit_and_complete(
             });
             daemon.wait_until_acked(&attempt).await;
             daemon.stop_renewing(&attempt);
-            saw(Observation::Acked {
+            record(Observation::Acked {
                 attempt: id,
                 seq: 1,
             });
             acknowledged += 1;
         } else if turn % 4 == 0 {
-            assert_eq!(asker.cancel_once(&task).await, CallOutcome::Ok);
+            assert_eq!(client.cancel_once(&task).await, CallOutcome::Ok);
             acknowledged += 1;
         }
     }
     acknowledged
 }
 
-/// A relay on what the power cut left, or why there is none.
+/// Starts a relay on the copied image. The error explains why it does not start.
 async fn check_copied_disk(cut: &PowerCut) -> Result<(), String> {
     let copy = cut.dir.path().join("copy.image");
     let disk = MountedDisk::mount_image(&cut.dir.path().join("copied"), &copy).await?;
@@ -151,8 +153,8 @@ async fn check_copied_disk(cut: &PowerCut) -> Result<(), String> {
         .output();
     let verified = verified.await.map_err(|error| error.to_string())?;
     if !verified.status.success() {
-        let said = [verified.stdout, verified.stderr].concat();
-        return Err(String::from_utf8_lossy(&said).into_owned());
+        let output = [verified.stdout, verified.stderr].concat();
+        return Err(String::from_utf8_lossy(&output).into_owned());
     }
     let relay = RelayProcess::start_with_prefix(BATON, &wrapper, (&data, &seen), &[]).await;
     cancel_open_and_record(&cut.run, &relay.admin().with_token(&cut.token)).await;
@@ -189,7 +191,7 @@ async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
         return;
     }
     let cuts = configured_amount("BATON_CHAOS_POWER_CUTS", 1);
-    let (mut acknowledged, mut lost, mut noticed) = (0, 0, 0);
+    let (mut acknowledged, mut lost, mut detected) = (0, 0, 0);
     for number in 0..cuts {
         let cut = work_until_cut(&format!("unsynced-{number}"), SyncMode::LeftOut).await;
         acknowledged += cut.acknowledged;
@@ -199,21 +201,22 @@ async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
                 let missing = verdict.violations.iter().filter(|one| one.rule == "S4");
                 lost += missing.count();
             }
-            // The relay's own watermark reached the disk and what it stands for did not, or not even the store can be read.
+            // The relay's watermark reached the disk without the data before it, or the store
+            // is unreadable.
             Err(why) => {
-                println!("said of the copy: {why}");
-                assert!(!why.trim().is_empty(), "what is refused is explained");
-                noticed += 1;
+                println!("the start on the copy failed: {why}");
+                assert!(
+                    !why.trim().is_empty(),
+                    "the failed start has an error message"
+                );
+                detected += 1;
             }
         }
         cut.run.discard_history();
     }
     println!(
-        "{cuts} power cuts without syncs: {acknowledged} acknowledged; {noticed} times the relay says that acknowledged \
+        "{cuts} power cuts without syncs: {acknowledged} acknowledged; {detected} times the relay says that acknowledged \
          changes are missing, else {lost} are"
     );
-    assert!(
-        lost + noticed > 0,
-        "a harness that finds nothing shows nothing"
-    );
+    assert!(lost + detected > 0, "without syncs some data must be lost");
 }

@@ -1,4 +1,4 @@
-//! What happens to the relay: killed by force, stopped, and left without a byte of disk.
+//! Faults of the relay: kills, stops, and a full disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::chaos_run::now_ms;
 use crate::client_load::ClientLoad;
 use crate::{BATON, cycle_from_random, host_support, random_millis, sleep_unless_stopped};
 
-/// Room for the data of a long run above the mark.
+/// Space for the data of a long run above the low-space threshold.
 const DISK_MIB: u32 = 768;
-/// Work that must have been acknowledged between two kills, if there is any within a while.
+/// Calls that must have been acknowledged between two kills, unless a timeout passes.
 const ACKS_BETWEEN_KILLS: u64 = 6;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -32,17 +32,17 @@ pub(crate) struct RelayUnderFault {
 }
 
 impl RelayUnderFault {
-    /// On a small disk where this machine gives one.
+    /// On a small disk if this machine supports it.
     pub(crate) async fn start(dir: &Path, recorder: &HistoryRecorder) -> Self {
         let view = recorder
             .participant_log("faults")
-            .expect("a file can be made");
+            .expect("a file can be created");
         let data = dir.join("relay");
         let disk = if host_support::can_mount() {
             let disk = MountedDisk::mount_tmpfs(&data, DISK_MIB).await;
-            Some(disk.expect("it was tried out"))
+            Some(disk.expect("the host support check succeeded"))
         } else {
-            std::fs::create_dir_all(&data).expect("a directory can be made");
+            std::fs::create_dir_all(&data).expect("a directory can be created");
             None
         };
         let wrapper = disk
@@ -99,13 +99,13 @@ impl RelayUnderFault {
         };
         let fault = name.to_owned();
         let target = "relay".to_owned();
-        let saw = Observation::Fault { fault, target };
+        let observation = Observation::Fault { fault, target };
         self.view
-            .record(now_ms(), saw)
+            .record(now_ms(), observation)
             .expect("the history can be written");
     }
 
-    /// Kills under load: each after some work since the one before.
+    /// Kills under load, each after some work since the previous one.
     pub(crate) async fn kill_under_load(
         &mut self,
         kills: u64,
@@ -113,20 +113,20 @@ impl RelayUnderFault {
         stop: &CancellationToken,
     ) {
         for _ in 0..kills {
-            let wanted = load.acknowledged() + ACKS_BETWEEN_KILLS;
+            let required = load.acknowledged() + ACKS_BETWEEN_KILLS;
             let mut ticks = tokio::time::interval(POLL_INTERVAL);
             let enough = async {
-                while load.acknowledged() < wanted {
+                while load.acknowledged() < required {
                     ticks.tick().await;
                 }
             };
-            // A relay that lets nobody work is found by the judge: too few acknowledgements.
+            // If no call is acknowledged, the checker reports too few acknowledgements.
             let _ = tokio::time::timeout(Duration::from_secs(10), enough).await;
             self.inject_fault(InjectedRelayFault::Kill, stop).await;
         }
     }
 
-    /// One thing after the other, until it is told to stop.
+    /// Injects one fault after the other until it is stopped.
     pub(crate) async fn inject_faults(
         &mut self,
         mix: &[InjectedRelayFault],

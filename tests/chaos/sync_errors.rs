@@ -1,5 +1,5 @@
-//! A disk that cannot sync: nothing is acknowledged from then on, the relay ends, and a start on a disk that works again finds everything that
-//! had been acknowledged.
+//! A disk whose sync fails: the relay acknowledges nothing from then on and exits, and a start
+//! on a working disk finds all acknowledged data.
 
 use baton_history::CallOutcome;
 
@@ -10,7 +10,7 @@ use crate::traced_relay::{
 };
 use crate::{configured_amount, host_support};
 
-/// Requests until the relay must have met the error: background work syncs, too.
+/// Number of requests after which the relay must have hit the error; background work syncs too.
 const REQUESTS_MAX: u64 = 200;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,21 +24,23 @@ async fn a_relay_whose_disk_cannot_sync_acknowledges_nothing_and_ends() {
         acknowledged += run_with_failing_sync(round).await;
     }
     println!(
-        "{rounds} disks that failed a sync: {acknowledged} acknowledged before, none after, all of them there"
+        "{rounds} disks that failed a sync: {acknowledged} acknowledged before, none after, all of them found"
     );
 }
 
-/// The sync of this number fails, and all after it. Returns what was acknowledged before.
+/// The sync with this number and all later ones fail. Returns the number of acknowledgements
+/// before.
 async fn run_with_failing_sync(number: u64) -> u64 {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    std::fs::create_dir(dir.path().join("data")).expect("a directory can be made");
-    let deed = ["eio", &number.to_string()];
-    let RelayStart::Listening(mut relay) = start_traced_relay(dir, "", &deed, true).await else {
-        panic!("nothing was to happen before it is told");
+    std::fs::create_dir(dir.path().join("data")).expect("a directory can be created");
+    let tracer_action = ["eio", &number.to_string()];
+    let RelayStart::Listening(mut relay) = start_traced_relay(dir, "", &tracer_action, true).await
+    else {
+        panic!("the relay must not end before the tracer is armed");
     };
     let token = std::fs::read_to_string(relay.dir.path().join("data/admin.token"));
     let token = token
-        .expect("a first start makes a token")
+        .expect("the first start creates a token")
         .trim()
         .to_owned();
     let run = ChaosRun::new(&format!("eio-{number}"));
@@ -52,7 +54,8 @@ async fn run_with_failing_sync(number: u64) -> u64 {
         }
         acknowledged += 1;
     }
-    // Each acknowledgement needs a sync of its own: asked one by one, they cannot share one.
+    // Each acknowledgement needs its own sync: the calls are sequential, so they cannot share
+    // one.
     assert!(
         acknowledged < number,
         "{acknowledged} acknowledgements with {} good syncs",

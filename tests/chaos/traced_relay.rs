@@ -1,4 +1,5 @@
-//! A relay whose system calls are counted, and a careful client of it: for failures at a chosen instant of one commit or one start.
+//! A relay whose system calls are counted by the tracer, and a client for it. For failures at a
+//! chosen point of one commit or one start.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -18,39 +19,44 @@ use crate::client_load::{ClientLoad, ClientRequest, LoadClient, request_about_ta
 use crate::final_state::{list_all_tasks, record_final_state};
 use crate::{BATON, TRACER};
 
-/// Bytes of a prompt.
+/// Size of a prompt in bytes.
 const PROMPT_BYTES: usize = 8_000;
 /// The tenant of the local administrator.
 pub(crate) const TENANT: &str = "default";
 
-/// A relay that may end at any instant, and the directory that stays.
+/// A relay that may end at any time, and its data directory.
 pub(crate) struct TracedRelay {
     pub(crate) dir: TempDir,
     child: Child,
     pub(crate) client: TestClient,
 }
 
-/// What became of a start.
+/// Result of a start.
 pub(crate) enum RelayStart {
     Listening(Box<TracedRelay>),
-    /// It ended before it listened; here is its directory.
+    /// It ended before it listened, with its directory.
     Exited(TempDir, ExitStatus),
 }
 
-/// On the data under `dir`, with what the tracer is to do. With `later` it begins when it is told to.
+/// On the data under `dir`, with an action for the tracer. With `later` the tracer waits until
+/// it is armed.
 pub(crate) async fn start_traced_relay(
     dir: TempDir,
     token: &str,
-    deed: &[&str],
+    action: &[&str],
     later: bool,
 ) -> RelayStart {
     let data = dir.path().join("data");
     if later {
         std::fs::write(dir.path().join("wait"), "").expect("a file can be written");
     }
-    let traced = [TRACER, data.to_str().expect("a plain name")];
-    let wrapper: Vec<&str> = traced.into_iter().chain(deed.iter().copied()).collect();
-    let wrapper = if deed.is_empty() { Vec::new() } else { wrapper };
+    let traced = [TRACER, data.to_str().expect("the path is UTF-8")];
+    let wrapper: Vec<&str> = traced.into_iter().chain(action.iter().copied()).collect();
+    let wrapper = if action.is_empty() {
+        Vec::new()
+    } else {
+        wrapper
+    };
     let listen = format!("127.0.0.1:{}", unused_port());
     let mut command = BATON.command_with_prefix(&data, &wrapper);
     let started = command.args(["relay", "--listen", &listen]).spawn();
@@ -80,7 +86,7 @@ pub(crate) async fn start_untraced_relay(dir: TempDir, token: &str) -> TracedRel
         RelayStart::Exited(dir, status) => {
             let kept = dir.keep();
             panic!(
-                "no clean start: {status}; its data is in {}",
+                "no clean start: {status}; the data is kept in {}",
                 kept.display()
             );
         }
@@ -88,7 +94,7 @@ pub(crate) async fn start_untraced_relay(dir: TempDir, token: &str) -> TracedRel
 }
 
 impl TracedRelay {
-    /// From now on the tracer counts.
+    /// The tracer counts from now on.
     pub(crate) async fn arm_tracer(&self) {
         let tracer = self.child.id().expect("the tracer runs");
         arm_tracer_process(tracer, &self.dir.path().join("data.armed")).await;
@@ -103,11 +109,11 @@ impl TracedRelay {
         self.wait_for_exit().await
     }
 
-    /// Asks it to stop, by its own process and not by the tracer's, and waits for both.
+    /// Sends TERM to the relay itself, not to the tracer, and waits for both.
     pub(crate) async fn stop(mut self) -> TempDir {
-        let own = self.child.id().expect("it runs");
+        let own = self.child.id().expect("the tracer runs");
         let pid = first_child_process(own).unwrap_or(own).cast_signed();
-        // It may just have died; a tracer takes no notice.
+        // The relay may just have ended. The tracer ignores the signal.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
         self.wait_for_exit().await
     }
@@ -120,32 +126,34 @@ impl TracedRelay {
     }
 }
 
-/// Tells a tracer to begin, and waits until it has; it says so in a file.
-pub(crate) async fn arm_tracer_process(tracer: u32, said: &Path) {
+/// Arms a tracer and waits until it has written its confirmation file.
+pub(crate) async fn arm_tracer_process(tracer: u32, confirmation: &Path) {
     send_signal(tracer, Signal::USR1);
-    let has_begun = || std::fs::metadata(said).is_ok_and(|said| said.len() > 0);
+    let has_begun = || std::fs::metadata(confirmation).is_ok_and(|file| file.len() > 0);
     poll_until("the tracer to begin", || has_begun().then_some(())).await;
 }
 
-/// The process that a tracer runs.
+/// The process that the tracer runs.
 fn first_child_process(pid: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// How many changes the tracer has counted.
+/// Number of changes that the tracer has counted.
 pub(crate) fn counted_changes(dir: &Path) -> u64 {
     let text = std::fs::read_to_string(dir.join("data.counted")).expect("the tracer counts");
     let number = text.split_whitespace().next();
-    number.and_then(|text| text.parse().ok()).expect("a number")
+    number
+        .and_then(|text| text.parse().ok())
+        .expect("the count is a number")
 }
 
-/// A client that asks once, whatever comes.
+/// A client that makes each call only once.
 pub(crate) fn single_call_client(run: &ChaosRun, client: &TestClient) -> LoadClient {
     let view = run
         .recorder
         .participant_log("client")
-        .expect("a file can be made");
+        .expect("a file can be created");
     LoadClient {
         client: client.clone(),
         tenant: TENANT,
@@ -157,13 +165,13 @@ pub(crate) fn single_call_client(run: &ChaosRun, client: &TestClient) -> LoadCli
 }
 
 impl LoadClient {
-    /// A task whose prompt has some weight, so that files grow.
+    /// Submits a task with a large prompt, so that files grow.
     pub(crate) async fn submit_once(
         &self,
         agent: &str,
         key: &str,
     ) -> (CallOutcome, Option<String>) {
-        let question = ClientRequest {
+        let call = ClientRequest {
             op: ClientOperation::Submit,
             task: None,
             key: Some(key.to_owned()),
@@ -181,7 +189,7 @@ impl LoadClient {
             let answer = self.client.try_submit(request).await?;
             Ok::<_, Status>((answer.task, answer.existed))
         };
-        self.call_and_record(question, answer).await
+        self.call_and_record(call, answer).await
     }
 
     pub(crate) async fn cancel_once(&self, task: &str) -> CallOutcome {
@@ -195,12 +203,12 @@ impl LoadClient {
     }
 }
 
-/// Ends what is open and writes down all that there is.
+/// Cancels all open tasks and records the final state.
 pub(crate) async fn cancel_open_and_record(run: &ChaosRun, relay: &TestClient) {
-    let asker = single_call_client(run, relay);
+    let single_caller = single_call_client(run, relay);
     for task in list_all_tasks(relay).await {
         if matches!(task.state(), TaskState::Queued | TaskState::Pending) {
-            let outcome = asker.cancel_once(&task.task_id).await;
+            let outcome = single_caller.cancel_once(&task.task_id).await;
             assert_eq!(outcome, CallOutcome::Ok, "a relay that started works");
         }
     }

@@ -1,4 +1,5 @@
-//! Within a version changes only add. What a release had must be there, with the same number, type and name.
+//! Within a protocol version, changes only add. Every item of a release must still exist with
+//! the same number, type and name.
 
 use std::fmt::Write as _;
 
@@ -8,25 +9,25 @@ use prost_reflect::{
 
 use crate::releases::{current_protocol, descriptor_pool, releases};
 
-/// What `now` took away or changed of `then`, one sentence each.
+/// Items of `then` that `now` removed or changed, one sentence each.
 fn breaking_changes(then: &DescriptorPool, now: &DescriptorPool) -> Vec<String> {
     let mut found = Vec::new();
     for message in then.all_messages().filter(|one| is_ours(one.full_name())) {
         match now.get_message_by_name(message.full_name()) {
             Some(same) => compare_messages(&message, &same, &mut found),
-            None => found.push(format!("message {} is gone", message.full_name())),
+            None => found.push(format!("message {} was removed", message.full_name())),
         }
     }
     for values in then.all_enums().filter(|one| is_ours(one.full_name())) {
         match now.get_enum_by_name(values.full_name()) {
             Some(same) => compare_enums(&values, &same, &mut found),
-            None => found.push(format!("enum {} is gone", values.full_name())),
+            None => found.push(format!("enum {} was removed", values.full_name())),
         }
     }
     for service in then.services().filter(|one| is_ours(one.full_name())) {
         match now.get_service_by_name(service.full_name()) {
             Some(same) => compare_services(&service, &same, &mut found),
-            None => found.push(format!("service {} is gone", service.full_name())),
+            None => found.push(format!("service {} was removed", service.full_name())),
         }
     }
     found
@@ -42,7 +43,7 @@ fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &m
         match now.get_field(field.number()).map(|same| field_shape(&same)) {
             Some(is) if is == was => {}
             Some(is) => found.push(format!("{}: {was} became {is}", then.full_name())),
-            None => found.push(format!("{}: {was} is gone", then.full_name())),
+            None => found.push(format!("{}: {was} was removed", then.full_name())),
         }
     }
     for field in now.fields() {
@@ -51,18 +52,18 @@ fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &m
             .reserved_ranges()
             .any(|range| range.contains(&field.number()));
         let name = then.reserved_names().any(|name| name == field.name());
-        // A reserved pair may come to life as what it was reserved for, and as nothing else.
+        // A reserved field may only be used again with its reserved name and number together.
         if is_new && number != name {
             let is = field_shape(&field);
             found.push(format!(
-                "{}: {is} takes what was reserved",
+                "{}: {is} uses a reserved name or number",
                 then.full_name()
             ));
         }
     }
 }
 
-/// Everything about a field that a peer relies on.
+/// All properties of a field that a peer relies on.
 fn field_shape(field: &FieldDescriptor) -> String {
     let mut shape = String::new();
     let oneof = field.containing_oneof();
@@ -71,7 +72,7 @@ fn field_shape(field: &FieldDescriptor) -> String {
     } else if field.is_list() {
         shape.push_str("repeated ");
     } else if let Some(oneof) = &oneof {
-        // proto3's `optional` is a oneof of one.
+        // proto3's `optional` is a oneof with one field.
         let _ = write!(shape, "{} ", oneof.name());
     }
     let kind = match field.kind() {
@@ -87,7 +88,7 @@ fn compare_enums(then: &EnumDescriptor, now: &EnumDescriptor, found: &mut Vec<St
     for value in then.values() {
         let same = now.get_value(value.number());
         if same.as_ref().map(|same| same.name().to_owned()) != Some(value.name().to_owned()) {
-            let is = same.map_or_else(|| "gone".to_owned(), |same| same.name().to_owned());
+            let is = same.map_or_else(|| "removed".to_owned(), |same| same.name().to_owned());
             found.push(format!(
                 "{} = {} is {is}",
                 value.full_name(),
@@ -109,25 +110,25 @@ fn compare_services(then: &ServiceDescriptor, now: &ServiceDescriptor, found: &m
             )
         };
         if same.as_ref().map(signature) != Some(signature(&method)) {
-            found.push(format!("rpc {} is gone or changed", method.full_name()));
+            found.push(format!("rpc {} was removed or changed", method.full_name()));
         }
     }
 }
 
 #[test]
-fn nothing_that_a_release_said_has_changed_its_number_type_or_name() {
+fn no_release_item_changed_number_type_or_name() {
     let now = descriptor_pool(current_protocol().clone());
     for release in releases() {
         let found = breaking_changes(&release.pool, &now);
         assert!(
             found.is_empty(),
-            "peers of release {} would no longer be understood: {found:#?}",
+            "the protocol no longer works with peers of release {}: {found:#?}",
             release.name
         );
     }
 }
 
-/// What would break peers, each with what the comparison must say of it.
+/// Changes that would break peers, each with the expected message.
 mod mistakes {
     use prost_types::field_descriptor_proto::Type;
     use prost_types::{FieldDescriptorProto, FileDescriptorSet};
@@ -135,11 +136,11 @@ mod mistakes {
     type DescriptorChange = fn(&mut FileDescriptorSet);
 
     pub(super) const ALL_CHANGES: [(&str, DescriptorChange, &str); 7] = [
-        ("a removed field", remove_field, "slots = 9 is gone"),
+        ("a removed field", remove_field, "slots = 9 was removed"),
         (
             "another number",
             |files| edit_field(files, |it| it.number = Some(99)),
-            "slots = 9 is gone",
+            "slots = 9 was removed",
         ),
         (
             "another type",
@@ -154,14 +155,14 @@ mod mistakes {
         (
             "a reserved number for something else",
             reuse_field_number,
-            "takes what was reserved",
+            "uses a reserved name or number",
         ),
         (
             "a renamed enum value",
             rename_value,
             "AGENT_KIND_COMMAND = 1 is AGENT_KIND_PROGRAM",
         ),
-        ("a removed rpc", remove_rpc, "Tasks.Cancel is gone"),
+        ("a removed rpc", remove_rpc, "Tasks.Cancel was removed"),
     ];
 
     fn hello_fields(files: &mut FileDescriptorSet) -> &mut Vec<FieldDescriptorProto> {
@@ -219,17 +220,17 @@ mod mistakes {
 }
 
 #[test]
-fn the_comparison_finds_what_breaks_peers_and_allows_what_does_not() {
+fn the_comparison_finds_only_breaking_changes() {
     let then = descriptor_pool(current_protocol().clone());
-    for (what, change, said) in mistakes::ALL_CHANGES {
+    for (what, change, expected) in mistakes::ALL_CHANGES {
         let mut files = current_protocol().clone();
         change(&mut files);
         let found = breaking_changes(&then, &descriptor_pool(files));
         assert!(
-            found.iter().any(|line| line.contains(said)),
+            found.iter().any(|line| line.contains(expected)),
             "{what}: {found:#?}"
         );
     }
     let added = breaking_changes(&then, crate::next_version::next_version_pool());
-    assert!(added.is_empty(), "additions break nobody: {added:#?}");
+    assert!(added.is_empty(), "additions are compatible: {added:#?}");
 }

@@ -1,4 +1,4 @@
-//! Frames as a peer of some version sees them: by that version's descriptors, never by the code's own types.
+//! Frames decoded with the descriptors of a peer's version, never with the code's own types.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(crate) fn encode(message: &DynamicMessage) -> Bytes {
     message.encode_to_vec().into()
 }
 
-/// What is at the end of a path of field names, if everything on the way is set.
+/// The value at a path of field names; none if a field on the path is unset.
 pub(crate) fn value_at(message: &DynamicMessage, path: &[&str]) -> Option<Value> {
     let (first, rest) = path.split_first()?;
     let field = message.descriptor().get_field_by_name(first)?;
@@ -54,7 +54,7 @@ pub(crate) fn messages_at(message: &DynamicMessage, path: &[&str]) -> Vec<Dynami
         .collect()
 }
 
-/// Changes what is at the end of a path that is set.
+/// Changes the value at a path that is set.
 pub(crate) fn change_at(message: &mut DynamicMessage, path: &[&str], set: impl FnOnce(&mut Value)) {
     let Some((first, rest)) = path.split_first() else {
         return;
@@ -74,14 +74,14 @@ pub(crate) fn set_at(message: &mut DynamicMessage, path: &[&str], to: Value) {
     change_at(message, path, |value| *value = to);
 }
 
-/// Adds to the list at the end of a path.
+/// Appends to the list at a path.
 pub(crate) fn push_at(message: &mut DynamicMessage, path: &[&str], item: Value) {
     change_at(message, path, |value| {
         value.as_list_mut().expect("a list").push(item);
     });
 }
 
-/// Changes every message of the list at the end of a path.
+/// Changes every message of the list at a path.
 pub(crate) fn change_each_at(
     message: &mut DynamicMessage,
     path: &[&str],
@@ -93,7 +93,7 @@ pub(crate) fn change_each_at(
     });
 }
 
-/// Which arm of a oneof is set; none also for one that this version does not know.
+/// The arm of a oneof that is set; none also for an arm that this version does not define.
 pub(crate) fn oneof_arm(message: &DynamicMessage, oneof: &str) -> Option<String> {
     let set = message.fields().find(|(field, _)| {
         let of = field.containing_oneof();
@@ -102,7 +102,8 @@ pub(crate) fn oneof_arm(message: &DynamicMessage, oneof: &str) -> Option<String>
     set.map(|(field, _)| field.name().to_owned())
 }
 
-/// What a frame is, for people and for matching: `hello`, `attempt/accepted`, `attempt/lifecycle/prompt_written`.
+/// Kind of a frame, for output and matching: `hello`, `attempt/accepted`,
+/// `attempt/lifecycle/prompt_written`.
 pub(crate) fn frame_kind(frame: &DynamicMessage) -> String {
     let Some(outer) = oneof_arm(frame, "frame") else {
         return "unknown".to_owned();
@@ -143,7 +144,7 @@ pub(crate) fn attempt_id_of(frame: &DynamicMessage) -> String {
     text_at(frame, &["attempt", "ref", "attempt_id"])
 }
 
-/// Ids and tokens of a recording, and what stands for them now.
+/// Recorded ids and tokens, each with the current one.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedNames {
     ids: HashMap<String, String>,
@@ -151,7 +152,7 @@ pub(crate) struct RecordedNames {
 }
 
 impl RecordedNames {
-    /// Walks the same message as it was recorded and as it came now.
+    /// Adds the ids and tokens of a recorded message and its current counterpart.
     pub(crate) fn learn_message(&mut self, recorded: &DynamicMessage, now: &DynamicMessage) {
         for (field, was) in recorded.fields() {
             if let Some(is) = now.get_field_by_number(field.number()) {
@@ -181,7 +182,7 @@ impl RecordedNames {
         self.ids.get(recorded).map_or(recorded, String::as_str)
     }
 
-    /// Puts what stands now for every recorded id and token.
+    /// Replaces every recorded id and token with the current one.
     pub(crate) fn replace_in_message(&self, message: &mut DynamicMessage) {
         message
             .fields_mut()

@@ -1,7 +1,8 @@
-//! Peers of other versions. Every release leaves its protocol and a recorded conversation in `releases/`; each is
-//! played both ways against the code as it stands: a daemon of that release against this relay, a relay of that release
-//! against this daemon. A synthetic next version, with more fields, arms, enum values and features than anyone knows
-//! yet, does the same. `README.md` says how a release is recorded.
+//! Compatibility with peers of other versions. Every release has its protocol and a recorded
+//! conversation in `releases/`. Each is replayed in both directions against the current code: a
+//! daemon of that release against this relay, and a relay of that release against this daemon.
+//! A synthetic next version, with additional fields, arms, enum values and features, is tested
+//! the same way. `README.md` describes how a release is recorded.
 
 mod descriptors;
 mod dynamic_frames;

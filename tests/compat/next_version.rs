@@ -1,5 +1,5 @@
-//! The synthetic next version: every message has one more field, every oneof one more arm, every enum one more value.
-//! Whoever speaks it says more than this version knows, everywhere it can.
+//! The synthetic next version: every message has one more field, every oneof one more arm,
+//! every enum one more value. Its peers send more than this version defines, everywhere.
 
 use std::sync::OnceLock;
 
@@ -14,12 +14,12 @@ use crate::releases::{current_protocol, descriptor_pool};
 const EXTRA_FIELD: &str = "note_of_the_future";
 const EXTRA_FIELD_NUMBER: i32 = 1_900;
 const FIRST_EXTRA_ARM_NUMBER: i32 = 1_901;
-/// A value that no enum has yet.
+/// A value that no enum defines.
 pub(crate) const UNKNOWN_ENUM_VALUE: i32 = 77;
-/// A feature that nobody has yet.
+/// A feature that no version defines.
 pub(crate) const UNKNOWN_FEATURE: &str = "telepathy";
 
-/// The protocol as it stands, and more.
+/// The current protocol with these additions.
 pub(crate) fn next_version_pool() -> &'static DescriptorPool {
     static NEXT: OnceLock<DescriptorPool> = OnceLock::new();
     NEXT.get_or_init(|| {
@@ -54,7 +54,7 @@ fn add_fields_to_message(message: &mut DescriptorProto) {
         EXTRA_FIELD_NUMBER,
         None,
     ));
-    // proto3's `optional` is a oneof of one, which stays one.
+    // proto3's `optional` is a oneof with one field, which gets no further arm.
     let optional: Vec<i32> = message
         .field
         .iter()
@@ -73,7 +73,7 @@ fn add_fields_to_message(message: &mut DescriptorProto) {
     }
 }
 
-/// The arm that a oneof gets.
+/// The additional arm of a oneof.
 pub(crate) fn extra_arm_name(oneof: &str) -> String {
     format!("{oneof}_of_the_future")
 }
@@ -97,16 +97,17 @@ fn add_value_to_enum(values: &mut EnumDescriptorProto) {
     });
 }
 
-/// The same message as the next version would say it: with a note in it and in everything it holds.
+/// The same message as the next version would send it: with the extra field set in it and in
+/// every nested message.
 pub(crate) fn as_next_version(message: &DynamicMessage) -> DynamicMessage {
     let name = message.descriptor().full_name().to_owned();
-    let mut grown = crate::dynamic_frames::decode(
+    let mut extended = crate::dynamic_frames::decode(
         next_version_pool(),
         &name,
         &crate::dynamic_frames::encode(message),
     );
-    set_extra_fields(&mut grown);
-    grown
+    set_extra_fields(&mut extended);
+    extended
 }
 
 fn set_extra_fields(message: &mut DynamicMessage) {
@@ -125,12 +126,15 @@ fn set_extra_fields(message: &mut DynamicMessage) {
         .get_field_by_name(EXTRA_FIELD)
         .is_some()
     {
-        message.set_field_by_name(EXTRA_FIELD, Value::String("more than you know".to_owned()));
+        message.set_field_by_name(
+            EXTRA_FIELD,
+            Value::String("text of the next version".to_owned()),
+        );
     }
 }
 
 #[test]
-fn the_next_version_says_more_in_every_message() {
+fn the_next_version_extends_every_message() {
     let hello = next_version_pool()
         .get_message_by_name("baton.v1.Hello")
         .unwrap();

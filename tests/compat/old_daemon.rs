@@ -1,5 +1,5 @@
-//! A daemon of another version against this relay: plays what a daemon said, with the ids that this relay gives, and
-//! wants to hear what a relay said then.
+//! Replays a daemon of another version against this relay: sends the recorded frames with this
+//! relay's ids, and expects the recorded answers.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use crate::next_version;
 use crate::releases::{RecordedRelease, releases};
 use crate::tape::RecordedStep;
 
-/// Who plays the recording.
+/// The version that is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DaemonVersion {
-    /// What was recorded and nothing else.
+    /// The recorded frames only.
     AsRecorded,
-    /// The next version: more fields everywhere, and frames and values that nobody knows.
+    /// The next version: additional fields everywhere, and unknown frames and values.
     NextVersion,
 }
 
@@ -33,13 +33,14 @@ struct DaemonPlayer<'a> {
     link: TestClient,
     stream: Option<RawDaemonLink>,
     names: RecordedNames,
-    /// Frames that came and are not awaited yet.
+    /// Received frames that are not expected yet.
     unread_frames: Vec<DynamicMessage>,
-    /// Control number and output offset that are durable, per attempt.
+    /// Acknowledged control number and output offset, per attempt.
     acked: HashMap<String, (u64, u64)>,
-    /// What was said of each attempt on this stream: the last control number and the end of the output.
+    /// Positions sent on this stream per attempt: the last control number and the end of the
+    /// output.
     sent_positions: HashMap<String, (u64, u64)>,
-    /// Per attempt, behind which control frame others were put in between, and how many.
+    /// Per attempt: the control frame after which frames were inserted, and their number.
     inserted_frames: HashMap<String, (u64, u64)>,
 }
 
@@ -80,8 +81,8 @@ impl<'a> DaemonPlayer<'a> {
                     .wait_for_state(self.names.current_id(task), state)
                     .await;
             }
-            // The recording has what its child did.
-            RecordedStep::Touch { .. } | RecordedStep::Mend | RecordedStep::Terminate => {}
+            // The recording contains the result of these steps.
+            RecordedStep::Touch { .. } | RecordedStep::Restore | RecordedStep::Terminate => {}
             RecordedStep::Cut => self.cut_stream().await,
             RecordedStep::Up { bytes, .. } => {
                 let frame = decode(self.pool, DAEMON_FRAME, bytes);
@@ -99,16 +100,17 @@ impl<'a> DaemonPlayer<'a> {
                 let task = self.names.current_id(task);
                 let ended = self.client.get(task).await;
                 assert_eq!(ended.state().short_name(), state);
-                assert_eq!(ended.attempts.len(), 1, "nothing was run again: {ended:?}");
+                assert_eq!(ended.attempts.len(), 1, "the task ran once: {ended:?}");
                 assert_eq!(&self.client.read_output_to_end(task).await, output);
             }
         }
     }
 
-    /// The recorded daemon went on behind what its relay had; so must this relay have all that was said.
+    /// The recorded daemon continued after the positions of its relay, so this relay must first
+    /// have all frames that were sent.
     async fn cut_stream(&mut self) {
-        for (attempt, said) in std::mem::take(&mut self.sent_positions) {
-            self.wait_until_acked(&attempt, said).await;
+        for (attempt, positions) in std::mem::take(&mut self.sent_positions) {
+            self.wait_until_acked(&attempt, positions).await;
         }
         self.stream = None;
     }
@@ -117,7 +119,7 @@ impl<'a> DaemonPlayer<'a> {
         let path = "/baton.v1.Tasks/Submit";
         let request = bytes::Bytes::copy_from_slice(request);
         let now = call_raw_unary(self.client, path, request).await;
-        let now = now.expect("this relay takes a client's request of then");
+        let now = now.expect("this relay accepts the recorded request");
         let submitted = |bytes: &[u8]| decode(self.pool, "baton.v1.SubmitResponse", bytes);
         assert!(SubmitResponse::decode(now.as_ref()).is_ok());
         self.names
@@ -132,12 +134,12 @@ impl<'a> DaemonPlayer<'a> {
             self.stream = None;
             let hello = self.encode_for_version(&frame);
             let opened = RawDaemonLink::open(&self.link, hello).await;
-            self.stream = Some(opened.expect("this relay takes the stream"));
+            self.stream = Some(opened.expect("this relay accepts the stream"));
             return;
         }
         let bytes = self.encode_for_version(&frame);
         let Some(stream) = &self.stream else {
-            // Sent into a wire that was cut: the relay never got it.
+            // Sent into a cut connection: the relay never got it.
             return;
         };
         stream.send(bytes).await;
@@ -153,25 +155,27 @@ impl<'a> DaemonPlayer<'a> {
             let length = chunk.and_then(|chunk| chunk.as_bytes().map(|bytes| bytes.len() as u64));
             let end =
                 length.map(|length| length + number_at(frame, &["attempt", "stream", "offset"]));
-            let said = self.sent_positions.entry(attempt_id_of(frame)).or_default();
-            said.0 = said.0.max(number_at(frame, &["attempt", "control_seq"]));
-            said.1 = said.1.max(end.unwrap_or(0));
+            let positions = self.sent_positions.entry(attempt_id_of(frame)).or_default();
+            positions.0 = positions
+                .0
+                .max(number_at(frame, &["attempt", "control_seq"]));
+            positions.1 = positions.1.max(end.unwrap_or(0));
         }
     }
 
-    /// As this player's version spells it.
+    /// Encodes the frame in this player's version.
     fn encode_for_version(&self, frame: &DynamicMessage) -> bytes::Bytes {
         match self.version {
             DaemonVersion::AsRecorded => encode(frame),
             DaemonVersion::NextVersion => {
-                let mut grown = next_version::as_next_version(frame);
-                set_unknown_values(&mut grown);
-                encode(&grown)
+                let mut extended = next_version::as_next_version(frame);
+                set_unknown_values(&mut extended);
+                encode(&extended)
             }
         }
     }
 
-    /// Frames that no version knows yet, where a daemon could send them.
+    /// Sends frames that no version defines, at points where a daemon could send them.
     async fn send_unknown_frames(&mut self, what: &str, frame: &DynamicMessage) {
         let Some(stream) = &self.stream else { return };
         if what == "heartbeat" {
@@ -182,18 +186,18 @@ impl<'a> DaemonPlayer<'a> {
         }
         if what == "attempt/started" {
             let attempt = attempt_id_of(frame);
-            let said = number_at(frame, &["attempt", "control_seq"]);
-            for (seq, (arm, body)) in (said + 1..).zip([unknown_body(), unknown_phase()]) {
+            let last_seq = number_at(frame, &["attempt", "control_seq"]);
+            for (seq, (arm, body)) in (last_seq + 1..).zip([unknown_body(), unknown_phase()]) {
                 let mut more = next_version::as_next_version(frame);
                 set_at(&mut more, &["attempt", "control_seq"], Value::U64(seq));
                 set_at(&mut more, &["attempt", &arm], body);
                 stream.send(encode(&more)).await;
             }
-            self.inserted_frames.insert(attempt, (said, 2));
+            self.inserted_frames.insert(attempt, (last_seq, 2));
         }
     }
 
-    /// Frames that were put in between took numbers.
+    /// Shifts numbers, because inserted frames used some.
     fn renumber_control_frames(&self, frame: &mut DynamicMessage) {
         if oneof_arm(frame, "frame").as_deref() == Some("attempt") {
             let added = self.inserted_frames.get(&attempt_id_of(frame)).copied();
@@ -266,7 +270,7 @@ impl<'a> DaemonPlayer<'a> {
                 })
                 .await;
             }
-            // Whether and when a relay asks for a drain or leaves is its own affair.
+            // When a relay drains or disconnects is not part of the recording.
             _ => {}
         }
     }
@@ -278,22 +282,22 @@ impl<'a> DaemonPlayer<'a> {
                 .current_id(&text_at(&entry, &["attempt_id"]))
                 .to_owned();
             let added = self.inserted_frames.get(&attempt).copied();
-            let wanted = (
+            let expected = (
                 raised_number(number_at(&entry, &["control_seq"]), added),
                 number_at(&entry, &["output_offset"]),
             );
-            self.wait_until_acked(&attempt, wanted).await;
+            self.wait_until_acked(&attempt, expected).await;
         }
     }
 
-    async fn wait_until_acked(&mut self, attempt: &str, wanted: (u64, u64)) {
+    async fn wait_until_acked(&mut self, attempt: &str, expected: (u64, u64)) {
         while self.stream.is_some() {
             let (control, offset) = self.acked.get(attempt).copied().unwrap_or_default();
-            if control >= wanted.0 && offset >= wanted.1 {
+            if control >= expected.0 && offset >= expected.1 {
                 break;
             }
             let what =
-                format!("{attempt} to be durable through {wanted:?}, not {control}, {offset}");
+                format!("{attempt} to be durable through {expected:?}, not {control}, {offset}");
             let frame = self.next_frame(&what).await;
             self.unread_frames.push(frame);
         }
@@ -302,21 +306,21 @@ impl<'a> DaemonPlayer<'a> {
     async fn expect_frame(
         &mut self,
         what: &str,
-        wanted: impl Fn(&DynamicMessage) -> bool,
+        expected: impl Fn(&DynamicMessage) -> bool,
     ) -> DynamicMessage {
-        if let Some(found) = self.unread_frames.iter().position(&wanted) {
+        if let Some(found) = self.unread_frames.iter().position(&expected) {
             return self.unread_frames.remove(found);
         }
         loop {
             let frame = self.next_frame(what).await;
-            if wanted(&frame) {
+            if expected(&frame) {
                 return frame;
             }
             self.unread_frames.push(frame);
         }
     }
 
-    /// The next frame, by the descriptors of this player's version. Nothing may be refused.
+    /// The next frame, decoded with this player's version. No frame may be rejected.
     async fn next_frame(&mut self, what: &str) -> DynamicMessage {
         let stream = self.stream.as_mut();
         let stream = stream.unwrap_or_else(|| panic!("no stream while waiting for {what}"));
@@ -339,7 +343,7 @@ impl<'a> DaemonPlayer<'a> {
         let kind = frame_kind(&frame);
         assert!(
             kind != "rejected" && kind != "goodbye",
-            "before {what} came {:?}",
+            "got {:?} before {what}",
             RelayFrame::decode(bytes)
         );
         frame
@@ -354,7 +358,7 @@ fn raise_number_at(message: &mut DynamicMessage, path: &[&str], added: Option<(u
     });
 }
 
-/// What a recorded number is now that others were put in between.
+/// The current number of a recorded frame, shifted by the inserted frames.
 fn raised_number(number: u64, added: Option<(u64, u64)>) -> u64 {
     match added {
         Some((behind, count)) if number > behind => number + count,
@@ -362,13 +366,13 @@ fn raised_number(number: u64, added: Option<(u64, u64)>) -> u64 {
     }
 }
 
-/// Values that no version knows yet, in fields that a relay reads.
+/// Values that no version defines, in fields that a relay reads.
 fn set_unknown_values(frame: &mut DynamicMessage) {
     let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
     match frame_kind(frame).as_str() {
         "hello" => {
-            let word = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
-            push_at(frame, &["hello", "features"], word);
+            let feature = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
+            push_at(frame, &["hello", "features"], feature);
             let agents = messages_at(frame, &["hello", "agents"]);
             let mut other = agents.first().expect("a recorded agent").clone();
             other.set_field_by_name("name", Value::String("telepath".to_owned()));
@@ -381,7 +385,7 @@ fn set_unknown_values(frame: &mut DynamicMessage) {
     }
 }
 
-/// Arm and content of a body that nobody knows.
+/// Arm and content of an unknown body.
 fn unknown_body() -> (String, Value) {
     let body = Value::String("a body".to_owned());
     (next_version::extra_arm_name("body"), body)
@@ -407,12 +411,12 @@ async fn a_daemon_of_every_release_works_with_this_relay() {
         let relay = EmbeddedRelay::start().await;
         DaemonPlayer::play_release(release, &relay, DaemonVersion::AsRecorded).await;
         let unknown = relay.counter_value("unknown_frames") + relay.counter_value("unknown_values");
-        assert_eq!(unknown, 0, "release {} is fully known", release.name);
+        assert_eq!(unknown, 0, "release {} has nothing unknown", release.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_of_the_next_version_works_with_this_relay_and_what_it_does_not_know_is_counted() {
+async fn a_daemon_of_the_next_version_works_and_unknown_items_are_counted() {
     let release = releases().last().unwrap();
     let relay = EmbeddedRelay::start().await;
     DaemonPlayer::play_release(release, &relay, DaemonVersion::NextVersion).await;
@@ -420,9 +424,9 @@ async fn a_daemon_of_the_next_version_works_with_this_relay_and_what_it_does_not
     assert!(counted.iter().all(|count| *count > 0), "{counted:?}");
 }
 
-/// What HEAD's own types read of a recording is all of it.
+/// The current types decode a recording completely.
 #[test]
-fn every_recorded_frame_is_read_without_a_rest() {
+fn every_recorded_frame_is_decoded_completely() {
     use baton_proto::v1::{DaemonFrame, RelayFrame};
     for release in releases() {
         for step in &release.tape.0 {
@@ -440,7 +444,7 @@ fn every_recorded_frame_is_read_without_a_rest() {
                 | RecordedStep::Until { .. }
                 | RecordedStep::Touch { .. }
                 | RecordedStep::Cut
-                | RecordedStep::Mend
+                | RecordedStep::Restore
                 | RecordedStep::Terminate
                 | RecordedStep::End { .. } => continue,
             };

@@ -1,5 +1,5 @@
-//! A relay of another version against this daemon: says what a relay said, and wants to hear what a daemon said then.
-//! The children are real.
+//! Replays a relay of another version against this daemon: sends the recorded frames and
+//! expects the recorded answers. The children are real.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::tape::RecordedStep;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayVersion {
     AsRecorded,
-    /// The next version: more fields everywhere, and frames and values that nobody knows.
+    /// The next version: additional fields everywhere, and unknown frames and values.
     NextVersion,
 }
 
@@ -31,27 +31,27 @@ struct RelayPlayer<'a> {
     stream: Option<RawRelayStream>,
     daemon: Option<EmbeddedDaemon>,
     work: PathBuf,
-    /// Who speaks in every frame: incarnation and epoch as recorded.
+    /// Incarnation and epoch of every frame, as recorded.
     stamp: (String, u64),
-    /// Frames that came and are not awaited yet.
+    /// Received frames that are not expected yet.
     unread_frames: Vec<DynamicMessage>,
     attempts: HashMap<String, ReceivedAttempt>,
 }
 
-/// What one attempt has said.
+/// Frames received for one attempt.
 #[derive(Debug, Default)]
 struct ReceivedAttempt {
     task: String,
     output: Vec<u8>,
     /// The last control frame.
     last_control_seq: u64,
-    /// Which number a control frame of the recording has now.
+    /// The current number of each recorded control frame.
     control_seq_map: HashMap<u64, u64>,
 }
 
 impl<'a> RelayPlayer<'a> {
-    /// What this daemon counted as unknown by its end.
-    async fn play_release(release: &'a RecordedRelease, speaks: RelayVersion) -> u64 {
+    /// Returns the number of unknown items that this daemon counted.
+    async fn play_release(release: &'a RecordedRelease, version: RelayVersion) -> u64 {
         let relay = RawRelay::start().await;
         let dir = tempfile::tempdir().expect("a temporary directory");
         let work = dir.path().join("work");
@@ -60,7 +60,7 @@ impl<'a> RelayPlayer<'a> {
             config.work_dir.clone_from(&work);
         });
         let mut old = Self {
-            version: speaks,
+            version,
             pool: &release.pool,
             relay,
             stream: None,
@@ -89,14 +89,14 @@ impl<'a> RelayPlayer<'a> {
                 std::fs::write(self.work.join(file), "").expect("a file can be written");
             }
             RecordedStep::Cut => self.cut_stream().await,
-            RecordedStep::Mend => self.relay.set_admitting(true),
+            RecordedStep::Restore => self.relay.set_admitting(true),
             RecordedStep::Terminate => {
                 let daemon = self.daemon.take().expect("the daemon runs");
                 tokio::spawn(daemon.stop());
             }
             RecordedStep::Up { kind, bytes } => {
                 let recorded = decode(self.pool, DAEMON_FRAME, bytes);
-                // As a whole: heartbeats come for ever.
+                // One deadline for the whole step, because heartbeats never stop.
                 wait_within(
                     &format!("{kind} of {}", attempt_id_of(&recorded)),
                     self.expect_recorded_frame(&recorded),
@@ -109,9 +109,9 @@ impl<'a> RelayPlayer<'a> {
             }
             RecordedStep::End { task, output, .. } => {
                 let attempt = self.attempts.values().find(|one| &one.task == task);
-                let heard = attempt.expect("the task was run").output.as_slice();
+                let received = attempt.expect("the task was run").output.as_slice();
                 assert_eq!(
-                    String::from_utf8_lossy(heard),
+                    String::from_utf8_lossy(received),
                     String::from_utf8_lossy(output)
                 );
             }
@@ -124,7 +124,7 @@ impl<'a> RelayPlayer<'a> {
             return;
         };
         if self.version == RelayVersion::NextVersion {
-            // A reason that nobody knows is like any other: the daemon comes back.
+            // An unknown reason is handled like any other: the daemon reconnects.
             let mut goodbye = self.new_frame("goodbye");
             let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
             set_at(&mut goodbye, &["goodbye", "code"], unknown);
@@ -138,13 +138,13 @@ impl<'a> RelayPlayer<'a> {
             number_at(&frame, &["relay_epoch"]),
         );
         match frame_kind(&frame).as_str() {
-            // Heartbeats are answered when they come; the relay's own leaving is no part of this.
+            // Heartbeats are answered when they arrive. The relay's disconnect is not replayed.
             "heartbeat_ack" | "goodbye" => return,
             "ack" => self.renumber_acks(&mut frame),
             "welcome" => self.set_durable_positions(&mut frame),
             "attempt/dispatch" => {
-                let heard = self.attempts.entry(attempt_id_of(&frame)).or_default();
-                heard.task = text_at(&frame, &["attempt", "ref", "task_id"]);
+                let received = self.attempts.entry(attempt_id_of(&frame)).or_default();
+                received.task = text_at(&frame, &["attempt", "ref", "task_id"]);
             }
             _ => {}
         }
@@ -169,7 +169,7 @@ impl<'a> RelayPlayer<'a> {
         }
     }
 
-    /// A frame and a command that nobody knows, where a relay could send them.
+    /// Sends an unknown frame and an unknown command, at points where a relay could send them.
     async fn send_unknown_frames(&mut self, frame: &DynamicMessage) {
         let Some(stream) = &self.stream else { return };
         let mut unknown = self.new_frame("");
@@ -199,14 +199,15 @@ impl<'a> RelayPlayer<'a> {
         frame
     }
 
-    /// What is durable is what was heard: this daemon may have said less before the wire was cut than that one.
+    /// The durable positions are those received now: this daemon may have sent less before the
+    /// cut than the recorded one.
     fn set_durable_positions(&self, frame: &mut DynamicMessage) {
         change_each_at(frame, &["welcome", "settlements"], |settlement| {
-            let Some(heard) = self.attempts.get(&text_at(settlement, &["attempt_id"])) else {
+            let Some(received) = self.attempts.get(&text_at(settlement, &["attempt_id"])) else {
                 return;
             };
             if let Some(decision) = oneof_arm(settlement, "decision").filter(|it| it != "kill") {
-                let (control, offset) = (heard.last_control_seq, heard.output.len() as u64);
+                let (control, offset) = (received.last_control_seq, received.output.len() as u64);
                 set_at(
                     settlement,
                     &[&decision, "acked_control_seq"],
@@ -217,12 +218,14 @@ impl<'a> RelayPlayer<'a> {
         });
     }
 
-    /// Acks name the numbers that this daemon gave to the same frames.
+    /// Acks contain the numbers that this daemon gave to the same frames.
     fn renumber_acks(&self, frame: &mut DynamicMessage) {
         change_each_at(frame, &["ack", "entries"], |entry| {
             let recorded = number_at(entry, &["control_seq"]);
-            let heard = self.attempts.get(&text_at(entry, &["attempt_id"]));
-            let numbers = heard.into_iter().flat_map(|heard| &heard.control_seq_map);
+            let received = self.attempts.get(&text_at(entry, &["attempt_id"]));
+            let numbers = received
+                .into_iter()
+                .flat_map(|received| &received.control_seq_map);
             let through = numbers.filter(|(was, _)| **was <= recorded);
             let now = through.map(|(_, is)| *is).max().unwrap_or(0);
             set_at(entry, &["control_seq"], Value::U64(now));
@@ -244,7 +247,7 @@ impl<'a> RelayPlayer<'a> {
                     self.unread_frames.extend(frame);
                 }
             }
-            // Which phases a daemon reports, and when it renews, is its own affair.
+            // Which phases a daemon reports, and when it renews, is not part of the recording.
             phase if phase.starts_with("attempt/lifecycle/") => {}
             "heartbeat" => {}
             _ => {
@@ -254,8 +257,8 @@ impl<'a> RelayPlayer<'a> {
                 };
                 let was = number_at(recorded, &["attempt", "control_seq"]);
                 let is = number_at(&frame, &["attempt", "control_seq"]);
-                let heard = self.attempts.entry(attempt).or_default();
-                heard.control_seq_map.insert(was, is);
+                let received = self.attempts.entry(attempt).or_default();
+                received.control_seq_map.insert(was, is);
             }
         }
     }
@@ -263,10 +266,10 @@ impl<'a> RelayPlayer<'a> {
     fn received_output_length(&self, attempt: &str) -> usize {
         self.attempts
             .get(attempt)
-            .map_or(0, |heard| heard.output.len())
+            .map_or(0, |received| received.output.len())
     }
 
-    /// The daemon dials; it is let in once it says of its attempts what it said then.
+    /// Accepts the daemon's stream when its Hello lists the recorded states of its attempts.
     async fn open_stream(&mut self, recorded: &DynamicMessage) {
         let states = |hello: &DynamicMessage| -> HashMap<String, Option<i32>> {
             let active = messages_at(hello, &["hello", "active"]);
@@ -291,32 +294,32 @@ impl<'a> RelayPlayer<'a> {
         }
     }
 
-    /// The frame that was recorded, as it comes now; none when it was sent into a cut wire.
+    /// The recorded frame as it arrives now; none if it was sent into a cut connection.
     async fn expect_frame(&mut self, what: &str, attempt: &str) -> Option<DynamicMessage> {
-        let wanted =
+        let matches =
             |frame: &DynamicMessage| frame_kind(frame) == what && attempt_id_of(frame) == attempt;
-        if let Some(found) = self.unread_frames.iter().position(wanted) {
+        if let Some(found) = self.unread_frames.iter().position(matches) {
             return Some(self.unread_frames.remove(found));
         }
         while self.stream.is_some() {
             match self.next_frame(what).await {
-                Some(frame) if wanted(&frame) => return Some(frame),
+                Some(frame) if matches(&frame) => return Some(frame),
                 frame => self.unread_frames.extend(frame),
             }
         }
         None
     }
 
-    /// The next frame that is no heartbeat; those are answered at once.
+    /// The next frame other than a heartbeat. Heartbeats are answered at once.
     async fn next_frame(&mut self, what: &str) -> Option<DynamicMessage> {
         let stream = self.stream.as_mut()?;
         let Some(bytes) = stream.next().await else {
             panic!("the daemon closed the stream before {what}");
         };
         let frame = decode(self.pool, DAEMON_FRAME, &bytes);
-        if let Some(heard) = self.attempts.get_mut(&attempt_id_of(&frame)) {
+        if let Some(received) = self.attempts.get_mut(&attempt_id_of(&frame)) {
             let control = number_at(&frame, &["attempt", "control_seq"]);
-            heard.last_control_seq = heard.last_control_seq.max(control);
+            received.last_control_seq = received.last_control_seq.max(control);
         }
         match frame_kind(&frame).as_str() {
             "heartbeat" => {
@@ -328,14 +331,14 @@ impl<'a> RelayPlayer<'a> {
             "attempt/stream" => {
                 let offset = number_at(&frame, &["attempt", "stream", "offset"]);
                 let data = value_at(&frame, &["attempt", "stream", "chunk"]);
-                let heard = self.attempts.entry(attempt_id_of(&frame)).or_default();
-                // Replayed bytes are the same bytes.
-                heard
+                let received = self.attempts.entry(attempt_id_of(&frame)).or_default();
+                // Replayed bytes overwrite the same bytes.
+                received
                     .output
                     .truncate(usize::try_from(offset).expect("a short output"));
-                assert_eq!(heard.output.len() as u64, offset, "output has no gap");
+                assert_eq!(received.output.len() as u64, offset, "output has no gap");
                 let data = data.and_then(|data| data.as_bytes().cloned());
-                heard.output.extend_from_slice(&data.unwrap_or_default());
+                received.output.extend_from_slice(&data.unwrap_or_default());
                 Some(frame)
             }
             _ => Some(frame),
@@ -366,12 +369,12 @@ impl<'a> RelayPlayer<'a> {
     }
 }
 
-/// Values that no version knows yet, in fields that a daemon reads.
+/// Values that no version defines, in fields that a daemon reads.
 fn set_unknown_values(frame: &mut DynamicMessage) {
     match frame_kind(frame).as_str() {
         "welcome" => {
-            let word = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
-            push_at(frame, &["welcome", "features"], word);
+            let feature = Value::String(next_version::UNKNOWN_FEATURE.to_owned());
+            push_at(frame, &["welcome", "features"], feature);
         }
         "attempt/cancel" => {
             let unknown = Value::EnumNumber(next_version::UNKNOWN_ENUM_VALUE);
@@ -385,12 +388,12 @@ fn set_unknown_values(frame: &mut DynamicMessage) {
 async fn a_relay_of_every_release_works_with_this_daemon() {
     for release in releases() {
         let unknown = RelayPlayer::play_release(release, RelayVersion::AsRecorded).await;
-        assert_eq!(unknown, 0, "release {} is fully known", release.name);
+        assert_eq!(unknown, 0, "release {} has nothing unknown", release.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_of_the_next_version_works_with_this_daemon_and_what_it_does_not_know_is_counted() {
+async fn a_relay_of_the_next_version_works_and_unknown_items_are_counted() {
     let release = releases().last().unwrap();
     let unknown = RelayPlayer::play_release(release, RelayVersion::NextVersion).await;
     assert!(unknown > 0);

@@ -1,4 +1,5 @@
-//! Records a conversation of the code as it stands: a real relay, a real daemon, and a tap on the wire between them.
+//! Records a conversation of the current code: a real relay, a real daemon, and a frame tap
+//! between them.
 
 use std::path::PathBuf;
 
@@ -23,19 +24,19 @@ use crate::releases::{
 };
 use crate::tape::{RecordedConversation, RecordedStep};
 
-/// Carried by the children, so that their end is seen.
+/// Set on the children, so that their end can be observed.
 const PROCESS_MARKER: &str = "recorded";
-/// In place of the kernel's.
+/// Replaces the kernel's boot id.
 const BOOT_ID: &str = "00000000-0000-4000-8000-000000000000";
 
-/// One release a minor version.
+/// One recorded release per minor version.
 fn release_directory() -> PathBuf {
     let version = env!("CARGO_PKG_VERSION");
     let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
     releases_directory().join(minor)
 }
 
-/// Part of making a release; see `README.md`. Replaces what is recorded of this version.
+/// Part of making a release; see `README.md`. Replaces the recording of this version.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "writes into the source: run it by name to record a release"]
 async fn record_this_release() {
@@ -50,12 +51,12 @@ async fn record_this_release() {
     std::fs::write(release.join("tape"), tape.text()).unwrap();
 }
 
-/// The scene: what the recording needs while it runs.
+/// State of the recording.
 struct ReleaseRecording {
     client: TestClient,
     tap: FrameTap,
     work: PathBuf,
-    /// What clients did, each behind how many frames.
+    /// Steps of clients, each with the number of frames before it.
     client_steps: Vec<(usize, RecordedStep)>,
     tasks: Vec<String>,
 }
@@ -67,59 +68,66 @@ async fn record_conversation() -> RecordedConversation {
     let tap = FrameTap::start(client.url()).await;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut daemon = DaemonProcess::start(BATON, dir.path(), "recorded", &tap.url(), &secret).await;
-    let mut scene = ReleaseRecording {
+    let mut recording = ReleaseRecording {
         client,
         tap,
         work: daemon.data.join("work"),
         client_steps: Vec::new(),
         tasks: Vec::new(),
     };
-    record_ordinary_ends(&mut scene).await;
-    record_broken_streams(&mut scene).await;
-    scene.add_step(RecordedStep::Terminate);
+    record_ordinary_ends(&mut recording).await;
+    record_broken_streams(&mut recording).await;
+    recording.add_step(RecordedStep::Terminate);
     assert_eq!(daemon.terminate().await.code(), Some(0));
-    scene.into_conversation().await
+    recording.into_conversation().await
 }
 
-/// One of each end.
-async fn record_ordinary_ends(scene: &mut ReleaseRecording) {
-    let done = scene.submit(shell_task("printf 'one\\ntwo\\n'")).await;
-    scene.wait_for_state(&done, TaskState::Completed).await;
+/// One attempt of each kind of end.
+async fn record_ordinary_ends(recording: &mut ReleaseRecording) {
+    let done = recording.submit(shell_task("printf 'one\\ntwo\\n'")).await;
+    recording.wait_for_state(&done, TaskState::Completed).await;
     let mut failing = shell_task("echo no >&2; exit 7");
     failing.retry = Some(RetryPolicy {
         max_attempts: Some(1),
         ..RetryPolicy::default()
     });
-    let failed = scene.submit(failing).await;
-    scene.wait_for_state(&failed, TaskState::Failed).await;
+    let failed = recording.submit(failing).await;
+    recording.wait_for_state(&failed, TaskState::Failed).await;
     let mut prompted = shell_task("cat");
     "a prompt on standard input\n".clone_into(&mut prompted.prompt);
-    let prompted = scene.submit(prompted).await;
-    scene.wait_for_state(&prompted, TaskState::Completed).await;
-    let endless = scene.submit(shell_task_until("never")).await;
-    scene.wait_for_output(&endless).await;
-    scene.cancel(&endless).await;
-    scene.wait_for_state(&endless, TaskState::Canceled).await;
+    let prompted = recording.submit(prompted).await;
+    recording
+        .wait_for_state(&prompted, TaskState::Completed)
+        .await;
+    let endless = recording.submit(shell_task_until("never")).await;
+    recording.wait_for_output(&endless).await;
+    recording.cancel(&endless).await;
+    recording
+        .wait_for_state(&endless, TaskState::Canceled)
+        .await;
 }
 
-/// One attempt goes on through a broken wire, one ends behind it.
-async fn record_broken_streams(scene: &mut ReleaseRecording) {
-    let kept = scene.submit(shell_task_until("kept")).await;
-    scene.wait_for_output(&kept).await;
-    scene.cut_stream().await;
-    scene.restore_stream().await;
-    scene.touch_file("kept");
-    scene.wait_for_state(&kept, TaskState::Completed).await;
-    let adopted = scene.submit(shell_task_until("adopted")).await;
-    scene.wait_for_output(&adopted).await;
-    scene.cut_stream().await;
-    scene.touch_file("adopted");
+/// One attempt continues across a cut connection, one ends during it.
+async fn record_broken_streams(recording: &mut ReleaseRecording) {
+    let kept = recording.submit(shell_task_until("kept")).await;
+    recording.wait_for_output(&kept).await;
+    recording.cut_stream().await;
+    recording.restore_stream().await;
+    recording.touch_file("kept");
+    recording.wait_for_state(&kept, TaskState::Completed).await;
+    let adopted = recording.submit(shell_task_until("adopted")).await;
+    recording.wait_for_output(&adopted).await;
+    recording.cut_stream().await;
+    recording.touch_file("adopted");
     wait_until_marked_gone(PROCESS_MARKER).await;
-    scene.restore_stream().await;
-    scene.wait_for_state(&adopted, TaskState::Completed).await;
+    recording.restore_stream().await;
+    recording
+        .wait_for_state(&adopted, TaskState::Completed)
+        .await;
 }
 
-/// Paths are relative to where the daemon runs its children, so that no machine's paths are recorded.
+/// Paths are relative to the daemon's working directory, so that no path of this machine is
+/// recorded.
 fn shell_task(script: &str) -> TaskSpec {
     command_task("sh", &["-c", script], PROCESS_MARKER)
 }
@@ -165,7 +173,7 @@ impl ReleaseRecording {
         });
     }
 
-    /// The child runs and has said so.
+    /// Waits until the child has printed its first output.
     async fn wait_for_output(&self, task: &str) {
         let is_output = |frame: &TappedFrame| match frame {
             TappedFrame::FromDaemon(frame) => match &frame.frame {
@@ -197,17 +205,17 @@ impl ReleaseRecording {
         std::fs::write(self.work.join(file), "").expect("a file can be written");
     }
 
-    /// Returns once the relay has noticed.
+    /// Returns when the relay has noticed.
     async fn cut_stream(&mut self) {
         self.tap.cut();
         self.add_step(RecordedStep::Cut);
         let mut fleet = self.client.fleet();
-        let gone = |daemon: &Daemon| daemon.state() == DaemonState::Offline;
+        let is_offline = |daemon: &Daemon| daemon.state() == DaemonState::Offline;
         wait_within("the relay to notice", async {
             loop {
                 let listed = fleet.list_daemons(ListDaemonsRequest::default()).await;
                 let listed = listed.expect("daemons can be listed").into_inner();
-                if listed.daemons.iter().all(gone) {
+                if listed.daemons.iter().all(is_offline) {
                     return;
                 }
             }
@@ -215,12 +223,12 @@ impl ReleaseRecording {
         .await;
     }
 
-    /// Returns once the daemon is back.
+    /// Returns when the daemon has reconnected.
     async fn restore_stream(&mut self) {
         let before = self.welcome_count();
-        self.add_step(RecordedStep::Mend);
+        self.add_step(RecordedStep::Restore);
         self.tap.restore();
-        poll_until("the daemon to be back", || {
+        poll_until("the daemon to reconnect", || {
             (self.welcome_count() > before).then_some(())
         })
         .await;
@@ -236,7 +244,7 @@ impl ReleaseRecording {
         self.tap.frames().iter().filter(is_welcome).count()
     }
 
-    /// Frames and what clients did, in one order, and how everything ended.
+    /// Frames and client steps in one order, and the ends of all tasks.
     async fn into_conversation(self) -> RecordedConversation {
         let pool = descriptor_pool(current_protocol().clone());
         let frames = self.tap.frames();
@@ -280,7 +288,7 @@ fn without_boot_id(frame: &DaemonFrame) -> DaemonFrame {
     frame
 }
 
-/// A recording that lacks one of these is made again.
+/// A recording without one of these must be repeated.
 fn check_decisions(tape: &RecordedConversation) {
     let pool = descriptor_pool(current_protocol().clone());
     let mut decisions = Vec::new();

@@ -1,4 +1,5 @@
-//! The releases that were made, each a directory with its proto files and its tape, and the protocol as it stands.
+//! The recorded releases, each a directory with its proto files and its tape, and the current
+//! protocol.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -39,17 +40,17 @@ fn read_release(path: &Path) -> RecordedRelease {
     }
 }
 
-/// The protocol as it stands.
+/// The current protocol.
 pub(crate) fn current_protocol() -> &'static FileDescriptorSet {
     static HEAD: OnceLock<FileDescriptorSet> = OnceLock::new();
     HEAD.get_or_init(|| compile_protos(&proto_directory()))
 }
 
 pub(crate) fn descriptor_pool(files: FileDescriptorSet) -> DescriptorPool {
-    DescriptorPool::from_file_descriptor_set(files).expect("a compiled protocol holds together")
+    DescriptorPool::from_file_descriptor_set(files).expect("a compiled protocol is consistent")
 }
 
-/// Where the proto files of the code as it stands are.
+/// The directory of the current proto files.
 pub(crate) fn proto_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto")
 }
@@ -58,7 +59,7 @@ pub(crate) fn releases_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("compat/releases")
 }
 
-/// All proto files under `root`, as paths below it.
+/// All proto files under `root`, as relative paths.
 pub(crate) fn proto_files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.join("baton")];
@@ -68,7 +69,7 @@ pub(crate) fn proto_files(root: &Path) -> Vec<PathBuf> {
             if path.is_dir() {
                 open.push(path);
             } else if path.extension().is_some_and(|end| end == "proto") {
-                let below = path.strip_prefix(root).expect("it is below its root");
+                let below = path.strip_prefix(root).expect("the path is below its root");
                 found.push(below.to_owned());
             }
         }

@@ -1,12 +1,12 @@
-//! A recorded conversation as text: one step a line, messages in hex behind their kind.
+//! A recorded conversation as text: one step per line, messages in hex after their kind.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-/// Of a UUID as text.
+/// Length of a UUID as text.
 const ID_LENGTH: usize = 36;
 
-/// What happened, in its order.
+/// Recorded steps, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RecordedStep {
     /// A client's encoded SubmitRequest, and the SubmitResponse that it got.
@@ -23,14 +23,14 @@ pub(crate) enum RecordedStep {
         task: String,
         state: String,
     },
-    /// A file that a child waits for came to be, in the daemon's working directory.
+    /// A file that a child waits for was created in the daemon's working directory.
     Touch {
         file: String,
     },
-    /// The wire between daemon and relay broke, and was mended.
+    /// The connection between daemon and relay was cut, and restored.
     Cut,
-    Mend,
-    /// The daemon was told to stop.
+    Restore,
+    /// The daemon got TERM.
     Terminate,
     /// A DaemonFrame. Hello opens a stream.
     Up {
@@ -42,7 +42,7 @@ pub(crate) enum RecordedStep {
         kind: String,
         bytes: Vec<u8>,
     },
-    /// How the task ended, with all its output.
+    /// The end of the task, with all its output.
     End {
         task: String,
         state: String,
@@ -61,8 +61,8 @@ impl RecordedConversation {
         Self(lines.map(parse_step).collect())
     }
 
-    /// In the order in which the daemon spoke: its first heartbeat follows from Welcome, whatever crossed it on the way to
-    /// where it was recorded.
+    /// In the order of the daemon: its first heartbeat follows Welcome, independent of frames
+    /// that crossed it on the way to the tap.
     pub(crate) fn in_daemon_order(&self) -> Vec<&RecordedStep> {
         let is = |step: &RecordedStep, name: &str| match step {
             RecordedStep::Up { kind, .. } | RecordedStep::Down { kind, .. } => kind == name,
@@ -82,8 +82,8 @@ impl RecordedConversation {
         steps
     }
 
-    /// The same conversation about other attempts: two plays at one time must not sweep each other's processes. Ids
-    /// are text of one length wherever they stand.
+    /// The same conversation about other attempts, so that two concurrent replays do not sweep
+    /// each other's processes. Ids are text of a fixed length everywhere.
     pub(crate) fn with_fresh_ids(&self) -> Self {
         let mut fresh = HashMap::new();
         let mut replace = |bytes: &mut [u8]| {
@@ -117,7 +117,7 @@ impl RecordedConversation {
                 }
                 RecordedStep::Touch { .. }
                 | RecordedStep::Cut
-                | RecordedStep::Mend
+                | RecordedStep::Restore
                 | RecordedStep::Terminate => {}
             }
         }
@@ -142,7 +142,7 @@ fn step_to_line(step: &RecordedStep) -> String {
         RecordedStep::Until { task, state } => format!("until {task} {state}"),
         RecordedStep::Touch { file } => format!("touch {file}"),
         RecordedStep::Cut => "cut".to_owned(),
-        RecordedStep::Mend => "mend".to_owned(),
+        RecordedStep::Restore => "mend".to_owned(),
         RecordedStep::Terminate => "terminate".to_owned(),
         RecordedStep::Up { kind, bytes } => format!("up {kind} {}", hex(bytes)),
         RecordedStep::Down { kind, bytes } => format!("down {kind} {}", hex(bytes)),
@@ -155,45 +155,46 @@ fn step_to_line(step: &RecordedStep) -> String {
 }
 
 fn parse_step(line: &str) -> RecordedStep {
-    let mut words = line.split(' ');
-    let verb = words.next().unwrap_or_default();
-    let mut word = || {
-        let word = words.next();
-        word.unwrap_or_else(|| panic!("a tape's line lacks a word: {line}"))
+    let mut fields = line.split(' ');
+    let verb = fields.next().unwrap_or_default();
+    let mut field = || {
+        let field = fields.next();
+        field
+            .unwrap_or_else(|| panic!("a line of the tape lacks a field: {line}"))
             .to_owned()
     };
     match verb {
         "submit" => RecordedStep::Submit {
-            request: bytes_from_hex(&word()),
-            response: bytes_from_hex(&word()),
+            request: bytes_from_hex(&field()),
+            response: bytes_from_hex(&field()),
         },
-        "cancel" => RecordedStep::Cancel { task: word() },
+        "cancel" => RecordedStep::Cancel { task: field() },
         "until" => RecordedStep::Until {
-            task: word(),
-            state: word(),
+            task: field(),
+            state: field(),
         },
-        "touch" => RecordedStep::Touch { file: word() },
+        "touch" => RecordedStep::Touch { file: field() },
         "cut" => RecordedStep::Cut,
-        "mend" => RecordedStep::Mend,
+        "mend" => RecordedStep::Restore,
         "terminate" => RecordedStep::Terminate,
         "up" => RecordedStep::Up {
-            kind: word(),
-            bytes: bytes_from_hex(&word()),
+            kind: field(),
+            bytes: bytes_from_hex(&field()),
         },
         "down" => RecordedStep::Down {
-            kind: word(),
-            bytes: bytes_from_hex(&word()),
+            kind: field(),
+            bytes: bytes_from_hex(&field()),
         },
         "end" => RecordedStep::End {
-            task: word(),
-            state: word(),
-            output: bytes_from_hex(&word()),
+            task: field(),
+            state: field(),
+            output: bytes_from_hex(&field()),
         },
-        other => panic!("a tape knows no {other:?}"),
+        other => panic!("unknown step in the tape: {other:?}"),
     }
 }
 
-/// Empty bytes are a dash, so that every line has its words.
+/// Empty bytes are a dash, so that every line has all its fields.
 fn hex(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "-".to_owned();
@@ -217,7 +218,7 @@ fn bytes_from_hex(hex: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_tape_is_read_as_it_was_written() {
+fn a_tape_is_parsed_as_it_was_written() {
     let up = RecordedStep::Up {
         kind: "hello".to_owned(),
         bytes: vec![0, 255, 16],
@@ -227,6 +228,6 @@ fn a_tape_is_read_as_it_was_written() {
         state: "completed".to_owned(),
         output: Vec::new(),
     };
-    let tape = RecordedConversation(vec![up, RecordedStep::Cut, RecordedStep::Mend, end]);
+    let tape = RecordedConversation(vec![up, RecordedStep::Cut, RecordedStep::Restore, end]);
     assert_eq!(RecordedConversation::parse(&tape.text()), tape);
 }

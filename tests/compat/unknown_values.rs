@@ -1,4 +1,4 @@
-//! What a newer daemon can say that would do harm if it were refused.
+//! Values of a newer daemon whose rejection would lose data.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::read_output_response::Item;
@@ -18,7 +18,7 @@ async fn read_cuts(client: &TestClient, task_id: &str) -> Vec<(u64, CutReason)> 
     let mut cuts = Vec::new();
     while let Some(piece) = wait_within("output", pieces.message())
         .await
-        .expect("output goes on")
+        .expect("the output stream does not fail")
     {
         if let Some(Item::Cut(cut)) = piece.item {
             cuts.push((cut.length, cut.reason()));
@@ -28,7 +28,7 @@ async fn read_cuts(client: &TestClient, task_id: &str) -> Vec<(u64, CutReason)> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_is_missing_for_a_reason_of_the_next_version_is_still_recorded_as_missing() {
+async fn a_cut_with_an_unknown_reason_is_still_recorded() {
     let relay = EmbeddedRelay::start().await;
     let mut daemon = relay.start_scripted_daemon(&["newer"]).await;
     let client = relay.admin();
@@ -46,7 +46,7 @@ async fn output_that_is_missing_for_a_reason_of_the_next_version_is_still_record
         .send_frame(attempt.frame(0, Body::OutputCut(cut)))
         .await;
     attempt.offset += 5;
-    // A body of the next version that takes no number, as output does.
+    // A body of the next version without a control number, like output.
     let mut unknown = attempt.frame(0, Body::OutputCut(OutputCut::default()));
     unknown.body = None;
     attempt.send_frame(unknown).await;

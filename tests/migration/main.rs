@@ -1,8 +1,9 @@
-//! Data of older versions. `schema-1/` is a relay's directory as schema 1 wrote it; today's relay must serve it, and a
-//! newer version must bring it up through any number of kills. `README.md` says how a directory is made.
+//! Data of older schemas. `schema-1/` is a data directory written with schema 1. The current
+//! relay must serve it, and a newer version must migrate it even if it is killed repeatedly.
+//! `README.md` describes how a directory is recorded.
 //!
-//! Its own executable: it puts itself between the standard library and the kernel to count and to cut short what a
-//! process writes (`writes.rs`).
+//! A separate executable, because it replaces C library functions to count the writes of a
+//! process and to kill it at a chosen one (`write_counter.rs`).
 
 mod migration_kills;
 mod old_schema;

@@ -1,5 +1,5 @@
-//! A migration that is killed at each of its writes in turn. A process of its own does it, for only a process can be
-//! killed; what it leaves is looked at from here, by the newer version and by the older.
+//! A migration that is killed at each of its writes in turn. It runs in a child process, and
+//! the test examines the directory afterwards with the newer and the older version.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -20,13 +20,13 @@ use crate::write_counter::kill_at_write;
 
 const DIRECTORY_VARIABLE: &str = "BATON_TEST_MIGRATION_DIR";
 const LAST_WRITE_VARIABLE: &str = "BATON_TEST_MIGRATION_LAST_WRITE";
-/// Before this many writes every migration is over.
+/// An upper bound of the writes of a migration.
 const WRITES_MAX: i64 = 2_000;
 const SIGKILL: i32 = 9;
 
-/// The next version, as far as this test goes: every record is as it was, behind a word.
+/// The next schema for these tests: every record gets a prefix.
 const NEXT_SCHEMA: RecordSchema = RecordSchema::of(&[SchemaStep {
-    name: "put a word before every record",
+    name: "add a prefix to every record",
     migrate_record: |key, body| Some(to_next_schema(key, body)),
 }]);
 
@@ -42,11 +42,11 @@ fn open_store(dir: &Path, schema: RecordSchema) -> Result<OpenedStore, StoreOpen
     Store::open(config)
 }
 
-/// Everything that there is, but for facts about the directory.
+/// All records, except the facts about the directory.
 fn read_records(opened: &OpenedStore) -> SchemaRecords {
     let mut records = SchemaRecords::new();
-    let told = opened.store.dump(|told| {
-        match told {
+    let result = opened.store.dump(|item| {
+        match item {
             DumpItem::Record(key, body) => drop(records.insert(key, body.to_vec())),
             DumpItem::Change(StoreChange::Put(key, body)) => drop(records.insert(key, body)),
             DumpItem::Change(StoreChange::Delete(key)) => drop(records.remove(&key)),
@@ -54,7 +54,7 @@ fn read_records(opened: &OpenedStore) -> SchemaRecords {
         }
         Ok(())
     });
-    told.expect("everything is readable");
+    result.expect("all records are readable");
     records
 }
 
@@ -62,7 +62,7 @@ fn close_store(opened: OpenedStore) {
     opened.journal.close().expect("the store closes");
 }
 
-/// What the directory holds, and what it holds in the next version.
+/// The records of the directory, before and after the migration.
 fn expected_records() -> (SchemaRecords, SchemaRecords) {
     let dir = copy_schema_data(1);
     let opened = open_store(dir.path(), RecordSchema::CURRENT).expect("the directory opens");
@@ -70,10 +70,10 @@ fn expected_records() -> (SchemaRecords, SchemaRecords) {
     close_store(opened);
     let kinds: std::collections::BTreeSet<RecordKind> =
         before.keys().map(RecordKey::kind).collect();
-    assert_eq!(kinds.len(), 11, "something of each kind: {kinds:?}");
+    assert_eq!(kinds.len(), 11, "a record of each kind: {kinds:?}");
     assert!(
         before.values().any(|body| body.len() > 4_000),
-        "and of several pieces"
+        "and one of several parts"
     );
     let after = before
         .iter()
@@ -82,7 +82,7 @@ fn expected_records() -> (SchemaRecords, SchemaRecords) {
     (before, after)
 }
 
-/// The process that is killed: does nothing unless a test below started it.
+/// The process that is killed. Does nothing unless a test below started it.
 #[test]
 fn process_that_migrates() {
     let Ok(dir) = std::env::var(DIRECTORY_VARIABLE) else {
@@ -94,7 +94,7 @@ fn process_that_migrates() {
     close_store(opened);
 }
 
-/// False when it was killed.
+/// False if it was killed.
 fn migrate(dir: &Path, last_write: i64) -> bool {
     let status = Command::new(std::env::current_exe().expect("this executable"))
         .args(["--exact", "migration_kills::process_that_migrates"])
@@ -110,13 +110,17 @@ fn migrate(dir: &Path, last_write: i64) -> bool {
     status.success()
 }
 
-/// The older version finds all as it was, or says that it must not touch it; whether it does.
+/// Whether the older version refuses the directory. If not, it must find all records unchanged.
 fn older_version_refuses(dir: &Path, before: &SchemaRecords) -> bool {
-    let copied = TempDir::new().expect("a temporary directory can be made");
+    let copied = TempDir::new().expect("a temporary directory can be created");
     copy_directory(dir, copied.path());
     match open_store(copied.path(), RecordSchema::CURRENT) {
         Ok(opened) => {
-            assert_eq!(read_records(&opened), *before, "nothing had begun");
+            assert_eq!(
+                read_records(&opened),
+                *before,
+                "the migration had not begun"
+            );
             close_store(opened);
             false
         }
@@ -131,9 +135,10 @@ fn older_version_refuses(dir: &Path, before: &SchemaRecords) -> bool {
     }
 }
 
-/// The next version's start finishes what was begun, and the one after it has nothing left to do.
+/// The next version's start finishes the migration, and the start after it has nothing left to
+/// do.
 fn next_version_finishes(dir: &Path, after: &SchemaRecords) {
-    let opened = open_store(dir, NEXT_SCHEMA).expect("the next start goes on");
+    let opened = open_store(dir, NEXT_SCHEMA).expect("the next start continues the migration");
     let migrated = opened.recovery.migrated.clone();
     assert!(migrated.is_none_or(|migrated| migrated.left_unmigrated == 0));
     assert_eq!(read_records(&opened), *after);
@@ -147,7 +152,7 @@ fn next_version_finishes(dir: &Path, after: &SchemaRecords) {
 }
 
 #[test]
-fn a_migration_killed_at_any_write_is_finished_by_the_next_start_and_loses_nothing() {
+fn a_migration_killed_at_any_write_is_finished_without_loss() {
     let (before, after) = expected_records();
     let (mut refused, mut untouched) = (0, 0);
     for last_write in 1..WRITES_MAX {
@@ -157,7 +162,7 @@ fn a_migration_killed_at_any_write_is_finished_by_the_next_start_and_loses_nothi
             refused += 1;
         } else {
             untouched += 1;
-            assert!(!finished, "the older version opens what was migrated");
+            assert!(!finished, "the older version opens migrated data");
         }
         next_version_finishes(dir.path(), &after);
         if finished {
@@ -172,11 +177,11 @@ fn a_migration_killed_at_any_write_is_finished_by_the_next_start_and_loses_nothi
             return;
         }
     }
-    panic!("the migration does not end");
+    panic!("the migration does not finish");
 }
 
 #[test]
-fn a_migration_that_is_killed_again_and_again_gets_further_each_time() {
+fn a_repeatedly_killed_migration_makes_progress() {
     let (before, after) = expected_records();
     let dir = copy_schema_data(1);
     for last_write in (1..WRITES_MAX).step_by(3) {
@@ -186,11 +191,11 @@ fn a_migration_that_is_killed_again_and_again_gets_further_each_time() {
             return next_version_finishes(dir.path(), &after);
         }
     }
-    panic!("the migration does not end");
+    panic!("the migration does not finish");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_older_relay_refuses_migrated_data_with_a_code_and_what_to_do() {
+async fn an_older_relay_refuses_migrated_data_with_a_hint() {
     let (_, after) = expected_records();
     let dir = copy_schema_data(1);
     assert!(migrate(dir.path(), i64::MAX));

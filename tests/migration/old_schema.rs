@@ -1,4 +1,4 @@
-//! Today's relay on data of an older schema.
+//! The current relay on data of an older schema.
 
 use baton_proto::ShortName;
 use baton_proto::v1::{DaemonState, ListDaemonsRequest, Role, SubmitRequest, TaskState};
@@ -9,22 +9,22 @@ use crate::schema_fixture::{EXPECTED_FILE, clock_after_recording, copy_schema_da
 use crate::schema_recorder::{keyed_task, list_tasks};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn todays_relay_serves_what_schema_1_left() {
+async fn the_current_relay_serves_data_of_schema_1() {
     let known = read_json(1, EXPECTED_FILE);
     let clock = clock_after_recording(&known);
     let mut relay = RelayProcess::start_on(clock.apply_to(BATON), copy_schema_data(1), &[]).await;
     let client = relay.admin().clone();
-    let told = known["tasks"].as_object().expect("an object");
+    let expected = known["tasks"].as_object().expect("an object");
     let listed = list_tasks(&client).await;
-    assert_eq!(listed.len(), told.len());
+    assert_eq!(listed.len(), expected.len());
     for task in &listed {
-        let told = &told[&task.task_id];
-        assert_eq!(task.state().short_name(), told["state"], "{task:?}");
+        let expected = &expected[&task.task_id];
+        assert_eq!(task.state().short_name(), expected["state"], "{task:?}");
         let whole = client.try_get_with_spec(&task.task_id).await.unwrap();
-        assert_eq!(whole.spec.unwrap().prompt, told["prompt"]);
+        assert_eq!(whole.spec.unwrap().prompt, expected["prompt"]);
         if [TaskState::Completed, TaskState::Failed].contains(&task.state()) {
             let output = client.read_output_to_end(&task.task_id).await;
-            assert_eq!(String::from_utf8(output).unwrap(), told["output"]);
+            assert_eq!(String::from_utf8(output).unwrap(), expected["output"]);
         }
     }
     assert_eq!(client.relay_info().await.unreadable_records, 0);
@@ -48,7 +48,7 @@ async fn todays_relay_serves_what_schema_1_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waited_in_schema_1_runs_and_a_key_of_then_is_known() {
+async fn queued_tasks_and_keys_of_schema_1_still_work() {
     let known = read_json(1, EXPECTED_FILE);
     let clock = clock_after_recording(&known);
     let relay = RelayProcess::start_on(clock.apply_to(BATON), copy_schema_data(1), &[]).await;

@@ -1,4 +1,4 @@
-//! The directories of older schemas, and what is known to be in them.
+//! The directories of older schemas, and the answers that are expected from them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use baton_tests::{TestClock, copy_directory};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Beside the data: what clients were told before the relay was killed.
+/// Beside the data: the answers that clients got before the relay was killed.
 pub(crate) const EXPECTED_FILE: &str = "known.json";
-/// How long each file was: zeros at the end are not kept.
+/// The length of each file: trailing zeros are not stored.
 pub(crate) const LENGTHS_FILE: &str = "lengths.json";
 
 pub(crate) fn schema_directory(schema: u16) -> PathBuf {
@@ -34,11 +34,11 @@ pub(crate) fn copy_schema_data(schema: u16) -> TempDir {
 }
 
 pub(crate) fn read_json(schema: u16, name: &str) -> Value {
-    let text = fs::read(schema_directory(schema).join(name)).expect("kept beside the data");
-    serde_json::from_slice(&text).expect("what was written as JSON")
+    let text = fs::read(schema_directory(schema).join(name)).expect("the file is beside the data");
+    serde_json::from_slice(&text).expect("the file is JSON")
 }
 
-/// An hour after the directory was made: nothing in it may be so old that it is no longer kept.
+/// A clock one hour after the recording, so that retention removes nothing.
 pub(crate) fn clock_after_recording(known: &Value) -> TestClock {
     let made_ms = known["made_at_ms"].as_i64().expect("a number");
     let now_ms = baton_relay::clock::RelayClock::system()

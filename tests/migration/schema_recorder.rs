@@ -1,4 +1,5 @@
-//! Makes the directory of the schema that the code has: a real relay with something of everything, killed at work.
+//! Records a directory of the current schema: a real relay with records of every kind, killed
+//! while it works.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,12 +18,12 @@ use serde_json::{Value, json};
 use crate::BATON;
 use crate::schema_fixture::{EXPECTED_FILE, LENGTHS_FILE, schema_directory};
 
-/// What the scripted daemon offers.
+/// The agent of the scripted daemon.
 const SCRIPTED_AGENT: &str = "kept";
-/// Enough that their records are more than one page of a walk.
+/// Enough that their records need more than one page of a walk.
 const WAITING_TASKS: usize = 24;
 
-/// Part of making a schema; see `README.md`. Replaces what is there.
+/// Part of making a schema; see `README.md`. Replaces the recorded directory.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "writes into the source: run it by name to keep a directory of this schema"]
 async fn make_the_directory_of_this_schema() {
@@ -31,7 +32,8 @@ async fn make_the_directory_of_this_schema() {
     let link = client.client_of_tenant("", Role::Daemon).await;
     record_fleet(&client, &link).await;
     record_ended_tasks(&client, &link).await;
-    // So that records, sled's snapshot and a journal of its own run are all there.
+    // A restart, so that the directory has records, sled's snapshot and a journal of its last
+    // run.
     relay.terminate().await;
     relay.start_again().await;
     let _holder = record_open_tasks(&client, &link).await;
@@ -40,7 +42,7 @@ async fn make_the_directory_of_this_schema() {
     write_schema_directory(relay.data(), &known);
 }
 
-/// A profile, a daemon that is drained and away, a pause that is over, another tenant.
+/// A profile, a drained daemon that is offline, a pause that has ended, another tenant.
 async fn record_fleet(client: &TestClient, link: &TestClient) {
     let profile = PutProfileRequest {
         name: "patient".to_owned(),
@@ -53,7 +55,7 @@ async fn record_fleet(client: &TestClient, link: &TestClient) {
         .operator()
         .put_profile(profile)
         .await
-        .expect("a good profile");
+        .expect("the profile is valid");
     let drained = ScriptedDaemon::connect(link, hello(&["away"])).await;
     let drain = DrainDaemonRequest {
         daemon: drained.welcome.daemon_id.clone(),
@@ -64,7 +66,7 @@ async fn record_fleet(client: &TestClient, link: &TestClient) {
         .fleet()
         .drain_daemon(drain)
         .await
-        .expect("a known daemon");
+        .expect("the daemon is known");
     let everywhere = client.client_of_tenant("*", Role::Admin).await;
     let pause = PauseRequest {
         target: Some(pause_request::Target::Scheduler(true)),
@@ -74,7 +76,7 @@ async fn record_fleet(client: &TestClient, link: &TestClient) {
         .operator()
         .pause(pause)
         .await
-        .expect("an administrator's word");
+        .expect("an administrator may pause");
     let unpause = UnpauseRequest {
         target: Some(unpause_request::Target::Scheduler(true)),
         ..UnpauseRequest::default()
@@ -83,16 +85,16 @@ async fn record_fleet(client: &TestClient, link: &TestClient) {
         .operator()
         .unpause(unpause)
         .await
-        .expect("it is paused");
+        .expect("the pause can be ended");
     let other = client.client_of_tenant("acme", Role::Submitter).await;
     other.submit(agent_task("nobody")).await;
 }
 
-/// Tasks that have ended in each way, with output and with a prompt that is a file of its own.
+/// Tasks that have ended in each way, with output and with a prompt in a separate file.
 async fn record_ended_tasks(client: &TestClient, link: &TestClient) {
     let mut daemon = ScriptedDaemon::connect(link, hello(&[SCRIPTED_AGENT])).await;
     for number in 0..6 {
-        // One in several pieces, one in a file of its own.
+        // One prompt in several parts, one in a separate file.
         let times = match number {
             2 => 1_200,
             3 => 8_000,
@@ -127,7 +129,7 @@ async fn record_ended_tasks(client: &TestClient, link: &TestClient) {
     client.cancel(&waiting.task_id).await;
 }
 
-/// Tasks that wait, one with a key, and one that runs when the relay is killed.
+/// Queued tasks, one with a key, and one that runs when the relay is killed.
 async fn record_open_tasks(client: &TestClient, link: &TestClient) -> ScriptedDaemon {
     let mut daemon = ScriptedDaemon::connect(link, hello(&[SCRIPTED_AGENT])).await;
     client
@@ -140,7 +142,7 @@ async fn record_open_tasks(client: &TestClient, link: &TestClient) -> ScriptedDa
         idempotency_key: "kept".to_owned(),
         ..SubmitRequest::default()
     };
-    client.try_submit(request).await.expect("a good task");
+    client.try_submit(request).await.expect("the task is valid");
     for number in 0..WAITING_TASKS {
         let spec = TaskSpec {
             prompt: format!("waits {number} ").repeat(30),
@@ -166,7 +168,7 @@ fn task_with_prompt(prompt: &str) -> TaskSpec {
     }
 }
 
-/// What clients are told: each task with its state, its prompt and its output.
+/// The answers for clients: each task with its state, its prompt and its output.
 async fn expected_answers(client: &TestClient) -> Value {
     let mut tasks = BTreeMap::new();
     let mut made_at_ms = 0;
@@ -180,19 +182,19 @@ async fn expected_answers(client: &TestClient) -> Value {
         let whole = client
             .try_get_with_spec(&task.task_id)
             .await
-            .expect("a task of the list");
+            .expect("the task exists");
         let output = match state {
             TaskState::Completed | TaskState::Failed => {
                 client.read_output_to_end(&task.task_id).await
             }
             _open => Vec::new(),
         };
-        let told = json!({
+        let expected = json!({
             "state": state.short_name(),
-            "prompt": whole.spec.expect("asked for").prompt,
+            "prompt": whole.spec.expect("the spec was requested").prompt,
             "output": String::from_utf8(output).expect("text"),
         });
-        tasks.insert(task.task_id, told);
+        tasks.insert(task.task_id, expected);
     }
     json!({ "made_at_ms": made_at_ms, "tasks": tasks })
 }
@@ -211,13 +213,13 @@ pub(crate) async fn list_tasks(client: &TestClient) -> Vec<Task> {
 fn write_schema_directory(data: &Path, known: &Value) {
     let to = schema_directory(SCHEMA);
     if to.exists() {
-        fs::remove_dir_all(&to).expect("a directory of ours");
+        fs::remove_dir_all(&to).expect("the directory is writable");
     }
     let mut lengths = BTreeMap::new();
     copy_files(data, data, &to.join("data"), &mut lengths);
     let write = |name: &str, value: &Value| {
         let text = serde_json::to_string_pretty(value).expect("JSON");
-        fs::write(to.join(name), text + "\n").expect("a file of ours");
+        fs::write(to.join(name), text + "\n").expect("the file can be written");
     };
     write(EXPECTED_FILE, known);
     write(LENGTHS_FILE, &json!(lengths));
@@ -233,7 +235,7 @@ fn copy_files(root: &Path, from: &Path, to: &Path, lengths: &mut BTreeMap<String
             copy_files(root, &path, &target, lengths);
             continue;
         }
-        // Where it listened is nobody's business any more.
+        // The former listen address is not part of the recording.
         if path.ends_with("relay.url") {
             continue;
         }
@@ -244,11 +246,11 @@ fn copy_files(root: &Path, from: &Path, to: &Path, lengths: &mut BTreeMap<String
             .display()
             .to_string();
         lengths.insert(name, bytes.len());
-        let kept = bytes
+        let length = bytes
             .iter()
             .rposition(|byte| *byte != 0)
             .map_or(0, |last| last + 1);
-        fs::create_dir_all(to).expect("a directory of ours");
-        fs::write(target, &bytes[..kept]).expect("a file of ours");
+        fs::create_dir_all(to).expect("the directory is writable");
+        fs::write(target, &bytes[..length]).expect("the file can be written");
     }
 }

@@ -1,18 +1,19 @@
-//! Every write of this process, counted, and the end of the process at a chosen one. The C library's functions are
-//! replaced by ours, which the standard library and sled then call: what reaches the disk before a kill is exactly what
-//! the kernel was given before it.
+//! Counts every write of this process and kills it at a chosen one. It replaces functions of
+//! the C library, which the standard library and sled then call, so the disk gets exactly the
+//! data that the kernel had before the kill.
 #![expect(
     unsafe_code,
-    reason = "functions of the C library are replaced, and the kernel is called in their place"
+    reason = "functions of the C library are replaced, and the replacements make the system call"
 )]
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Writes that are left to this process; as good as endless unless it was told to die.
+/// Writes that are left to this process; practically unlimited unless a kill is set.
 static WRITES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
 
-/// Lets this process die by SIGKILL in the middle of its `n`th write from now on: half of it is done.
+/// Kills this process with SIGKILL in the middle of its `n`th write from now on: half of it is
+/// done.
 pub(crate) fn kill_at_write(n: i64) {
     WRITES_LEFT.store(n, Ordering::SeqCst);
 }
@@ -21,7 +22,7 @@ fn is_last_write() -> bool {
     match WRITES_LEFT.fetch_sub(1, Ordering::SeqCst) {
         more if more > 1 => false,
         1 => true,
-        // Another thread is about to end all of them.
+        // Another thread is about to kill the process.
         _none => park_forever(),
     }
 }
@@ -38,7 +39,7 @@ fn kill_self() -> ! {
     park_forever()
 }
 
-/// Runs `whole`, or `half` of it and then nothing more.
+/// Runs `whole`, or `half` of it and then kills the process.
 fn count_write(whole: impl FnOnce() -> c_long, half: impl FnOnce() -> c_long) -> c_long {
     if is_last_write() {
         half();
@@ -49,22 +50,22 @@ fn count_write(whole: impl FnOnce() -> c_long, half: impl FnOnce() -> c_long) ->
 
 /// # Safety
 ///
-/// As the C library's.
+/// Same as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, len: usize, at: i64) -> isize {
-    // SAFETY: the caller's promise is passed on; half of its bytes are its bytes.
+    // SAFETY: the caller guarantees a valid buffer of `len` bytes, and only part of it is used.
     let call = |len: usize| unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes, len, at) };
     count_write(|| call(len), || call(len / 2)) as isize
 }
 
 /// # Safety
 ///
-/// As the C library's.
+/// Same as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    // SAFETY: the caller's promise is passed on; half of its bytes are its bytes.
+    // SAFETY: the caller guarantees a valid buffer of `len` bytes, and only part of it is used.
     let call = |len: usize| unsafe { libc::syscall(libc::SYS_write, fd, bytes, len) };
-    // Standard output and wakers of threads are no files.
+    // Standard output and the wakers of threads are not files.
     if fd <= libc::STDERR_FILENO || len == size_of::<u64>() {
         return call(len) as isize;
     }
@@ -73,7 +74,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
 
 /// # Safety
 ///
-/// As the C library's.
+/// Same as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ftruncate64(fd: c_int, len: i64) -> c_int {
     // SAFETY: takes no pointer.
@@ -83,10 +84,10 @@ unsafe extern "C" fn ftruncate64(fd: c_int, len: i64) -> c_int {
 
 /// # Safety
 ///
-/// As the C library's.
+/// Same as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees valid strings.
     let call = || unsafe {
         let (from, to) = (CStr::from_ptr(from).as_ptr(), CStr::from_ptr(to).as_ptr());
         let here = libc::AT_FDCWD;
@@ -97,10 +98,10 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
 
 /// # Safety
 ///
-/// As the C library's.
+/// Same as for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller guarantees a valid string.
     let call = || unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path, 0) };
     count_write(call, || 0) as c_int
 }

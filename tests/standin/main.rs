@@ -1,13 +1,15 @@
-//! The child program of the tests: behaves as its arguments say, in their order, and never busy-waits.
+//! The child program of the tests: it executes its arguments in order and never busy-waits.
 //!
-//! `speak WIRE` makes it a coding agent (`claude`, `app-server`, `exec` or `acp`): it plays the script that
-//! `STANDIN_SCRIPT` holds, or the prompt where there is none, and takes what a daemon gives the real program as further
-//! arguments. `script.rs` says what a script can say. Without it:
+//! `speak WIRE` makes it a coding agent (`claude`, `app-server`, `exec` or `acp`). It plays the
+//! script in `STANDIN_SCRIPT`, or the prompt without it, and accepts the arguments that a
+//! daemon gives to the real program. `script.rs` describes scripts. The other arguments:
 //!
-//! `print N` lines, `tick N MS` (lines with a pause after each), `flood BYTES`, `fail-once FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`,
-//! `ignore-term`, `grandchild` (in a session of its own), `orphan` (the same, double-forked), `nap MS`, `pause` (until
-//! killed), `exit CODE`, `live SOCKET N MS` (tells who it is and each of N lines before it prints it, and holds the
-//! connection as long as it lives). Grandchildren hold stdout open. Without `read`, stdin is never read.
+//! `print N` lines, `tick N MS` (lines with a pause after each), `flood BYTES`, `fail-once
+//! FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`, `ignore-term`,
+//! `grandchild` (in a new session), `orphan` (the same, double-forked), `nap MS`, `pause`
+//! (until killed), `exit CODE`, `live SOCKET N MS` (sends its attempt id and each of N lines to
+//! the socket before it prints them, and keeps the connection open until it dies).
+//! Grandchildren keep stdout open. Without `read`, stdin is never read.
 
 mod script;
 mod script_player;
@@ -28,10 +30,10 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1);
     let mut stop = TermReaction::Die;
-    while let Some(verb) = words.next() {
-        let mut value = || words.next().unwrap_or_default();
+    while let Some(verb) = arguments.next() {
+        let mut value = || arguments.next().unwrap_or_default();
         match verb.as_str() {
             "print" => print_lines(parse_number(&value())),
             "tick" => print_lines_slowly(parse_number(&value()), parse_number(&value())),
@@ -63,10 +65,10 @@ fn main() -> ExitCode {
             "nap" => sleep_ms(parse_number(&value())),
             "--version" => print_line(concat!("standin ", env!("CARGO_PKG_VERSION"))),
             "pause" => return wait_for_term(&stop),
-            "speak" => return run_agent(&value(), &words.collect::<Vec<_>>()),
+            "speak" => return run_agent(&value(), &arguments.collect::<Vec<_>>()),
             "exit" => return ExitCode::from(u8::try_from(parse_number(&value())).unwrap_or(1)),
             other => {
-                print_line(&format!("standin knows no {other:?}"));
+                print_line(&format!("standin: unknown argument {other:?}"));
                 return ExitCode::from(2);
             }
         }
@@ -74,11 +76,11 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What TERM does to a pausing child.
+/// Effect of TERM on a pausing child.
 enum TermReaction {
     Die,
     Ignore,
-    /// Writes the time at which it came, then ends.
+    /// Writes the time of the signal to the file, then exits.
     Note(String),
 }
 
@@ -91,7 +93,7 @@ fn run_agent(wire: &str, arguments: &[String]) -> ExitCode {
         "exec" => Box::new(wires::codex_exec::CodexExecWire::new(arguments, script)),
         "acp" => Box::new(wires::acp::AcpWire::new(script)),
         other => {
-            print_line(&format!("standin speaks no {other:?}"));
+            print_line(&format!("standin: unknown protocol {other:?}"));
             return ExitCode::from(2);
         }
     };
@@ -104,24 +106,24 @@ fn run_agent(wire: &str, arguments: &[String]) -> ExitCode {
 
 /// The value of `--name=value` or `--name value`.
 fn argument_value(arguments: &[String], name: &str) -> Option<String> {
-    let joined = arguments.iter().find_map(|word| {
-        let rest = word.strip_prefix(name)?;
+    let joined = arguments.iter().find_map(|argument| {
+        let rest = argument.strip_prefix(name)?;
         rest.strip_prefix('=').map(str::to_owned)
     });
     let apart = || {
-        let at = arguments.iter().position(|word| word == name)?;
+        let at = arguments.iter().position(|argument| argument == name)?;
         arguments.get(at + 1).cloned()
     };
     joined.or_else(apart)
 }
 
-/// Text at a path of a message; empty when there is none.
+/// Text at a path of a message; empty if absent.
 fn text_at<'a>(message: &'a Value, path: &str) -> &'a str {
     let found = message.pointer(path).and_then(Value::as_str);
     found.unwrap_or_default()
 }
 
-/// In the middle, between two characters.
+/// Splits in the middle, at a character boundary.
 fn split_in_half(text: &str) -> [&str; 2] {
     text.split_at(text.floor_char_boundary(text.len() / 2))
         .into()
@@ -131,7 +133,7 @@ fn duration_ms(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// From now on TERM does nothing.
+/// From now on TERM has no effect.
 fn ignore_term() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -140,24 +142,24 @@ fn ignore_term() {
     let inside = runtime.enter();
     let handler = signal(SignalKind::terminate()).expect("TERM can be caught");
     drop(inside);
-    // For as long as the process lives.
+    // Kept for the life of the process.
     std::mem::forget((runtime, handler));
 }
 
-/// Until it is killed. Signals that it catches change nothing.
+/// Blocks until the process is killed. Signals with a handler have no effect.
 fn block_forever() -> ! {
     loop {
         let _ = poll(&mut [], None);
     }
 }
 
-fn parse_number(word: &str) -> u64 {
-    word.parse().unwrap_or(0)
+fn parse_number(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
 }
 
 fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A closed pipe is the reader's choice.
+    // The reader may have closed the pipe.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
@@ -172,20 +174,20 @@ fn print_lines_slowly(count: u64, ms: u64) {
     }
 }
 
-/// Whoever listens learns of its end from the kernel: the connection is never closed by it.
+/// The connection is never closed explicitly: the kernel closes it when the process dies.
 fn report_to_socket(socket: &str, count: u64, ms: u64) {
     let attempt = std::env::var("BATON_ATTEMPT_ID").unwrap_or_default();
-    let told = UnixStream::connect(socket);
-    let mut told = told.expect("the test listens as long as anybody lives");
-    let mut tell = |line: &str| told.write_all(format!("{line}\n").as_bytes());
-    tell(&attempt).expect("the test listens");
+    let stream = UnixStream::connect(socket);
+    let mut stream = stream.expect("the test listens while children run");
+    let mut send_line = |line: &str| stream.write_all(format!("{line}\n").as_bytes());
+    send_line(&attempt).expect("the test listens");
     for line in 1..=count {
         let line = format!("{attempt} {line}");
-        tell(&line).expect("the test listens");
+        send_line(&line).expect("the test listens");
         print_line(&line);
         sleep_ms(ms);
     }
-    std::mem::forget(told);
+    std::mem::forget(stream);
 }
 
 fn print_bytes(bytes: u64) {
@@ -214,7 +216,7 @@ fn echo_stdin() {
     print_line(&text);
 }
 
-/// One short write with O_APPEND: lines of several children never mix.
+/// One short write with O_APPEND, so that lines of several children never mix.
 fn append_line(file: &str, line: &str) {
     let opened = OpenOptions::new().create(true).append(true).open(file);
     let mut opened = opened.expect("the test names a file that can be written");
@@ -232,7 +234,7 @@ fn create_marker_file(file: &str) -> bool {
 }
 
 fn spawn_self(arguments: &[&str]) {
-    let program = std::env::current_exe().expect("a program knows its path");
+    let program = std::env::current_exe().expect("the path of the executable is known");
     let child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -245,7 +247,7 @@ fn sleep_ms(ms: u64) {
         tv_sec: i64::try_from(ms / 1_000).unwrap_or(0),
         tv_nsec: i64::try_from(ms % 1_000 * 1_000_000).unwrap_or(0),
     };
-    // Nothing to wait for but the time: a stand-in for work.
+    // The wait simulates work; there is no event to wait for.
     let _ = poll(&mut [], Some(&span));
 }
 

@@ -1,34 +1,36 @@
-//! What a stand-in agent does in one turn, step by step. Steps stand in lines, or with `;` between them:
+//! Steps of a stand-in agent in one turn. Steps are separated by line breaks or `;`:
 //!
-//! | step | what it does |
+//! | step | effect |
 //! |---|---|
-//! | `say WORDS`, `think WORDS` | words, in two pieces where the wire has pieces |
-//! | `hint` | an event that nobody is shown |
-//! | `tool NAME ARGUMENT` | a tool call, from its beginning to its end |
-//! | `use NAME ARGUMENTS` | a tool of the server that the daemon handed over; says its name and `ok`, or the code of the refusal |
-//! | `begin NAME ARGUMENT`, `end` | the two halves of one, with whatever stands between them |
-//! | `ask NAME ARGUMENT` | a tool call that needs leave; says `allowed` or `denied` |
-//! | `question TEXT = A, B & TEXT = C, D` | questions, asked together; `+=` where several may be chosen; says what was answered |
-//! | `read PATH` | asks its client for a file, where the wire has that |
-//! | `stall` | says nothing more; hears, and an interrupt ends the turn |
+//! | `say WORDS`, `think WORDS` | text, in two parts if the protocol has partial messages |
+//! | `hint` | an event that is not visible |
+//! | `tool NAME ARGUMENT` | a tool call with its start and end |
+//! | `use NAME ARGUMENTS` | calls a tool of the daemon's server; prints `ok` or the error code |
+//! | `begin NAME ARGUMENT`, `end` | start and end of a tool call, with other steps between them |
+//! | `ask NAME ARGUMENT` | a tool call with a permission request; prints `allowed` or `denied` |
+//! | `question TEXT = A, B & TEXT = C, D` | questions; `+=` for several choices; prints answers |
+//! | `read PATH` | requests a file from its client, if the protocol supports it |
+//! | `stall` | sends nothing more; an interrupt ends the turn |
 //! | `nap MS` | the same for a while |
-//! | `until FILE` | the same until there is such a file |
-//! | `flood BYTES`, `overlong BYTES`, `garbage` | that much text; one line of that length; a line that is no message |
-//! | `novel` | an event of a kind that no version has |
-//! | `error STATUS` | the provider fails with this status, and the turn with it |
-//! | `crash CODE` | the process ends in the middle of the turn |
-//! | `write FILE WORDS` | makes a file, and its directory |
-//! | `echo` | says what it was told in this turn |
-//! | `again` | the turn ends well; what follows is the next turn, whatever its prompt says |
-//! | `hang` | after the result the process stays, whatever it is told |
-//! | `deaf` | never reads its standard input; the first step, and only as `STANDIN_SCRIPT` |
-//! | `aloof` | gets ready for its prompt, and does not read it; only as `STANDIN_SCRIPT`, where the wire has a greeting |
-//! | `late MS` | reads nothing for so long; the first step, and only as `STANDIN_SCRIPT` |
-//! | `mute` | hears and says nothing: from the prompt on, or as `STANDIN_SCRIPT` from the start; the first step |
-//! | `forget` | knows no conversation of before; only as `STANDIN_SCRIPT` |
-//! | `ignore-term` | TERM does nothing |
+//! | `until FILE` | the same until the file exists |
+//! | `flood BYTES` | this much text |
+//! | `overlong BYTES` | one line of this length |
+//! | `garbage` | a line that is not a message |
+//! | `novel` | an event of an unknown kind |
+//! | `error STATUS` | the provider fails with this status, and so does the turn |
+//! | `crash CODE` | the process exits in the middle of the turn |
+//! | `write FILE WORDS` | creates a file and its directory |
+//! | `echo` | prints the prompt of this turn |
+//! | `again` | ends the turn with success; the following steps are the next turn |
+//! | `hang` | the process does not exit after the result |
+//! | `deaf` | never reads stdin; first step, only in `STANDIN_SCRIPT` |
+//! | `aloof` | completes the handshake but does not read its prompt; only in `STANDIN_SCRIPT` |
+//! | `late MS` | reads nothing for this long; first step, only in `STANDIN_SCRIPT` |
+//! | `mute` | reads but sends nothing, from the prompt on (`STANDIN_SCRIPT`: from the start) |
+//! | `forget` | rejects every earlier conversation; only in `STANDIN_SCRIPT` |
+//! | `ignore-term` | TERM has no effect |
 //!
-//! A turn without an `error` ends well, and its result is what was said last.
+//! A turn without an `error` ends with success, and its result is the last text.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptStep {
@@ -63,7 +65,7 @@ pub(crate) enum ScriptStep {
     IgnoreTerm,
 }
 
-/// What a tool is called with.
+/// Name and argument of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ScriptedCall {
     pub(crate) name: String,
@@ -77,7 +79,8 @@ pub(crate) struct ScriptedQuestion {
     pub(crate) allows_many: bool,
 }
 
-/// A script that says something else is a mistake in a test, and is told as what the agent says.
+/// An unknown step is a mistake in a test. The agent prints it as text, so that the test shows
+/// it.
 pub(crate) fn parse_script(text: &str) -> Vec<ScriptStep> {
     let steps = text.split([';', '\n']).map(str::trim);
     let steps = steps.filter(|step| !step.is_empty());

@@ -1,6 +1,6 @@
-//! Plays scripts over a wire: waits for a prompt, does what its script says, ends the turn, and waits for the next
-//! prompt, as the real programs do. What it is told shapes what it does: an answer that never comes is waited for,
-//! one that says no makes the tool fail, an interrupt ends the turn.
+//! Plays scripts over an agent protocol: waits for a prompt, executes its script, ends the
+//! turn, and waits for the next prompt, like the real programs. It reacts to its client: it
+//! waits for answers, a denied permission makes the tool fail, and an interrupt ends the turn.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
@@ -14,19 +14,19 @@ use crate::stdio_pipes::{InputLine, StdioPipes};
 use crate::tool_server::McpToolServer;
 use crate::{block_forever, ignore_term, sleep_ms};
 
-/// Between two looks at a file.
+/// Interval for checks of a file.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a client can tell an agent.
+/// A message of the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ClientMessage {
     Prompt(String),
-    /// To the request of this id.
+    /// The answer to the request with this id.
     Answer(String, ClientAnswer),
     Interrupt,
-    /// The process has no more to do, and ends with this code.
+    /// The process has nothing left to do, and exits with this code.
     Exit(u8),
-    /// What the wire has answered by itself, or what has no answer.
+    /// Answered by the protocol itself, or without an answer.
     Nothing,
 }
 
@@ -47,54 +47,55 @@ pub(crate) struct OpenToolCall {
     pub(crate) call: ScriptedCall,
 }
 
-/// How a tool call ends.
+/// Result of a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolOutcome {
     Done,
     Denied,
 }
 
-/// One way to talk to a client.
+/// One agent protocol.
 pub(crate) trait AgentWireProtocol {
-    /// Before anything is read. A wire that reads its prompt to the end has it here.
+    /// Called before anything is read. A protocol that reads its prompt up to the end of stdin
+    /// returns it here.
     fn start_wire(&mut self, pipes: &mut StdioPipes) -> ClientMessage;
     fn handle_line(&mut self, line: &str, pipes: &mut StdioPipes) -> ClientMessage;
     fn begin_turn(&mut self, pipes: &mut StdioPipes);
-    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes);
-    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes);
+    fn send_text(&mut self, text: &str, pipes: &mut StdioPipes);
+    fn send_thinking(&mut self, text: &str, pipes: &mut StdioPipes);
     fn send_invisible_event(&mut self, pipes: &mut StdioPipes);
     fn send_unknown_event(&mut self, pipes: &mut StdioPipes);
     fn begin_tool(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes);
-    /// The id of the request; none where nobody can be asked.
+    /// The id of the request; none if the protocol has no permission requests.
     fn request_permission(&mut self, tool: &OpenToolCall, pipes: &mut StdioPipes)
     -> Option<String>;
-    /// A prompt may come now, where something has to come before it.
+    /// Whether the handshake before the prompt is complete, if the protocol has one.
     fn is_ready(&self) -> bool {
         false
     }
-    /// Between the answer and what comes of it.
+    /// Called after an answer and before the following steps.
     fn on_answer(&mut self, _request: &str, _pipes: &mut StdioPipes) {}
     fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes);
     fn ask_questions(
         &mut self,
         tool: &OpenToolCall,
-        asked: &[ScriptedQuestion],
+        questions: &[ScriptedQuestion],
         pipes: &mut StdioPipes,
     ) -> Option<String>;
-    /// The id of the request for a file; none where the wire has no such thing.
+    /// The id of the request for a file; none if the protocol does not support it.
     fn request_file(&mut self, _path: &str, _pipes: &mut StdioPipes) -> Option<String> {
         None
     }
-    /// The server of tools, where the wire itself names it.
+    /// The tool server, if the protocol's messages name it.
     fn tool_server(&self) -> Option<McpToolServer> {
         None
     }
-    fn send_result(&mut self, words: &str, pipes: &mut StdioPipes);
+    fn send_result(&mut self, text: &str, pipes: &mut StdioPipes);
     fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes);
     fn send_interrupted(&mut self, pipes: &mut StdioPipes);
 }
 
-/// Why a turn stops where it is.
+/// Why a turn stops early.
 enum TurnStop {
     Interrupted,
     Exit(u8),
@@ -105,22 +106,22 @@ struct ScriptPlayer<'a> {
     pipes: StdioPipes,
     last_text: String,
     open_tool: Option<OpenToolCall>,
-    /// Tools that need no more leave in this session.
+    /// Tools that need no further permission in this session.
     allowed_tools: BTreeSet<String>,
     stays_after_result: bool,
-    /// Turns that its script has beyond this one.
+    /// Further turns of the script.
     later_turns: VecDeque<Vec<ScriptStep>>,
-    /// What it was told in this turn.
+    /// The prompt of this turn.
     prompt: String,
-    /// What its command line said.
+    /// The tool server of its command line.
     tool_server: Option<McpToolServer>,
 }
 
-/// Without a script, each prompt is one.
+/// Without a script, each prompt is a script.
 pub(crate) fn play_script(
     wire: &mut dyn AgentWireProtocol,
     script: Option<&str>,
-    handed: Option<McpToolServer>,
+    tool_server_argument: Option<McpToolServer>,
 ) -> ExitCode {
     let steps = script.map(parse_script);
     let mut player = ScriptPlayer {
@@ -132,7 +133,7 @@ pub(crate) fn play_script(
         stays_after_result: false,
         later_turns: VecDeque::new(),
         prompt: String::new(),
-        tool_server: handed,
+        tool_server: tool_server_argument,
     };
     let first = steps.as_deref().and_then(<[ScriptStep]>::first);
     match first {
@@ -145,9 +146,9 @@ pub(crate) fn play_script(
         Some(ScriptStep::Late(ms)) => sleep_ms(*ms),
         _ => {}
     }
-    let mut heard = player.wire.start_wire(&mut player.pipes);
+    let mut message = player.wire.start_wire(&mut player.pipes);
     loop {
-        let stop = match heard {
+        let stop = match message {
             ClientMessage::Prompt(prompt) => {
                 let turn = player.next_turn(prompt, steps.as_ref());
                 player.play_turn(turn)
@@ -163,7 +164,7 @@ pub(crate) fn play_script(
             Err(TurnStop::Interrupted) => player.wire.send_interrupted(&mut player.pipes),
             Err(TurnStop::Exit(code)) => return ExitCode::from(code),
         }
-        heard = match player.pipes.read_line(None) {
+        message = match player.pipes.read_line(None) {
             InputLine::Line(line) => player.wire.handle_line(&line, &mut player.pipes),
             InputLine::Closed if player.stays_after_result => block_forever(),
             InputLine::Closed | InputLine::TimedOut => return ExitCode::SUCCESS,
@@ -172,7 +173,8 @@ pub(crate) fn play_script(
 }
 
 impl ScriptPlayer<'_> {
-    /// A script of several turns is played to its end before another prompt is one.
+    /// A script of several turns is played to its end before another prompt is used as a
+    /// script.
     fn next_turn(&mut self, prompt: String, script: Option<&Vec<ScriptStep>>) -> Vec<ScriptStep> {
         if self.later_turns.is_empty() {
             let steps = script.cloned().unwrap_or_else(|| parse_script(&prompt));
@@ -197,15 +199,15 @@ impl ScriptPlayer<'_> {
             }
             self.play_step(step)?;
         }
-        let words = self.last_text.clone();
-        self.wire.send_result(&words, &mut self.pipes);
+        let text = self.last_text.clone();
+        self.wire.send_result(&text, &mut self.pipes);
         Ok(())
     }
 
     fn play_step(&mut self, step: ScriptStep) -> Result<(), TurnStop> {
         match step {
-            ScriptStep::Say(words) => self.send_text(&words),
-            ScriptStep::Think(words) => self.wire.send_thinking(&words, &mut self.pipes),
+            ScriptStep::Say(text) => self.send_text(&text),
+            ScriptStep::Think(text) => self.wire.send_thinking(&text, &mut self.pipes),
             ScriptStep::Hint => self.wire.send_invisible_event(&mut self.pipes),
             ScriptStep::Tool(call) => {
                 self.begin_tool(call);
@@ -238,7 +240,7 @@ impl ScriptPlayer<'_> {
             }
             ScriptStep::Hang => self.stays_after_result = true,
             ScriptStep::IgnoreTerm => ignore_term(),
-            // They are about the time before the prompt, or end the turn.
+            // These apply before the prompt, or end the turn.
             ScriptStep::Deaf
             | ScriptStep::Aloof
             | ScriptStep::Late(_)
@@ -250,18 +252,18 @@ impl ScriptPlayer<'_> {
         Ok(())
     }
 
-    fn send_text(&mut self, words: &str) {
-        self.last_text = words.to_owned();
-        self.wire.send_text(words, &mut self.pipes);
+    fn send_text(&mut self, text: &str) {
+        self.last_text = text.to_owned();
+        self.wire.send_text(text, &mut self.pipes);
     }
 
     fn call_tool_server(&mut self, call: &ScriptedCall) {
         let server = self.wire.tool_server().or_else(|| self.tool_server.clone());
-        let told = match server {
+        let result = match server {
             Some(server) => server.call_tool(&call.name, &call.argument),
-            None => "nothing was handed over".to_owned(),
+            None => "nothing was tool_server_argument over".to_owned(),
         };
-        self.send_text(&format!("{} -> {told}", call.name));
+        self.send_text(&format!("{} -> {result}", call.name));
     }
 
     fn send_flood(&mut self, bytes: usize) {
@@ -313,14 +315,15 @@ impl ScriptPlayer<'_> {
         Ok(())
     }
 
-    fn ask_questions(&mut self, asked: &[ScriptedQuestion]) -> Result<(), TurnStop> {
-        let argument = asked.first().map(|asked| asked.text.clone());
+    fn ask_questions(&mut self, questions: &[ScriptedQuestion]) -> Result<(), TurnStop> {
+        let argument = questions.first().map(|question| question.text.clone());
         self.begin_tool(ScriptedCall {
             name: "AskUserQuestion".to_owned(),
             argument: argument.unwrap_or_default(),
         });
         let tool = self.open_tool.clone();
-        let request = tool.and_then(|tool| self.wire.ask_questions(&tool, asked, &mut self.pipes));
+        let request =
+            tool.and_then(|tool| self.wire.ask_questions(&tool, questions, &mut self.pipes));
         let answer = match request {
             Some(request) => self.wait_for_answer(&request)?,
             None => ClientAnswer::Denied,
@@ -366,7 +369,7 @@ impl ScriptPlayer<'_> {
         }
     }
 
-    /// Until the time is over, or the turn.
+    /// Handles messages until the time is over or the turn ends.
     fn handle_messages_for(&mut self, limit: Option<Duration>) -> Result<(), TurnStop> {
         while self.next_message(limit)?.is_some() {}
         if limit.is_none() {
@@ -375,7 +378,7 @@ impl ScriptPlayer<'_> {
         Ok(())
     }
 
-    /// None when nothing came, or nothing will.
+    /// None if no message arrived, or stdin is closed.
     fn next_message(&mut self, limit: Option<Duration>) -> Result<Option<ClientMessage>, TurnStop> {
         let InputLine::Line(line) = self.pipes.read_line(limit) else {
             return Ok(None);
@@ -383,9 +386,9 @@ impl ScriptPlayer<'_> {
         match self.wire.handle_line(&line, &mut self.pipes) {
             ClientMessage::Interrupt => Err(TurnStop::Interrupted),
             ClientMessage::Exit(code) => Err(TurnStop::Exit(code)),
-            heard @ (ClientMessage::Prompt(_)
+            message @ (ClientMessage::Prompt(_)
             | ClientMessage::Answer(..)
-            | ClientMessage::Nothing) => Ok(Some(heard)),
+            | ClientMessage::Nothing) => Ok(Some(message)),
         }
     }
 }
@@ -393,12 +396,12 @@ impl ScriptPlayer<'_> {
 fn write_script_file(call: &ScriptedCall) {
     let path = Path::new(&call.name);
     if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory).expect("the test names a directory that can be made");
+        std::fs::create_dir_all(directory).expect("the test names a directory that can be created");
     }
     std::fs::write(path, &call.argument).expect("the test names a file that can be written");
 }
 
-/// Conversations are known by their ids: this program has begun every one that ends like this.
+/// Marks ids of conversations that this program began.
 const CONVERSATION_SUFFIX: [u8; 6] = *b"stand!";
 
 pub(crate) fn new_conversation() -> String {
@@ -407,7 +410,7 @@ pub(crate) fn new_conversation() -> String {
     Uuid::from_bytes(bytes).to_string()
 }
 
-/// Whether a conversation can be taken up again.
+/// Whether a conversation can be resumed.
 pub(crate) fn is_known_conversation(conversation: &str, script: Option<&str>) -> bool {
     let forgets = script.is_some_and(|script| parse_script(script).contains(&ScriptStep::Forget));
     let begun_here =

@@ -1,5 +1,5 @@
-//! The stand-in's pipes. Standard input line by line, with a limit on the wait; standard output in whole lines. What
-//! goes either way is also written to the file that `STANDIN_TAPE` names.
+//! The stand-in's pipes: standard input line by line, with a time limit; standard output in
+//! whole lines. Both directions are also recorded in the file that `STANDIN_TAPE` names.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,11 +18,11 @@ pub(crate) struct StdioPipes {
     recording: Option<File>,
 }
 
-/// What came of listening.
+/// Result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum InputLine {
     Line(String),
-    /// Nothing, for as long as was waited.
+    /// No line within the time limit.
     TimedOut,
     Closed,
 }
@@ -40,20 +40,20 @@ impl StdioPipes {
         }
     }
 
-    /// One message. A closed pipe is the reader's choice.
+    /// Sends one message. The reader may have closed the pipe.
     pub(crate) fn send_message(&mut self, message: &Value) {
         let line = message.to_string();
         self.record_line('<', &line);
         self.send_line(&line);
     }
 
-    /// A line as it is.
+    /// Sends a line unchanged.
     pub(crate) fn send_line(&mut self, line: &str) {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
-    /// The next line; waits as long as it takes, or so long.
+    /// The next line; waits without a limit, or up to this limit.
     pub(crate) fn read_line(&mut self, limit: Option<Duration>) -> InputLine {
         let until = limit.map(|limit| now_ms() + duration_ms(limit));
         loop {
@@ -75,7 +75,7 @@ impl StdioPipes {
         }
     }
 
-    /// Everything up to the end.
+    /// All input up to its end.
     pub(crate) fn read_to_end(&mut self) -> String {
         while !self.closed {
             wait_for_stdin(None);
@@ -109,7 +109,7 @@ fn now_ms() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000 + now.tv_nsec.cast_unsigned() / 1_000_000
 }
 
-/// False when the time was over first. Signals end no wait.
+/// False if the time passed first. Signals do not end the wait.
 fn wait_for_stdin(limit: Option<u64>) -> bool {
     let span = limit.map(|ms| Timespec {
         tv_sec: (ms / 1_000).cast_signed(),

@@ -1,5 +1,6 @@
-//! The server of tools that a daemon handed to this agent, and a client for it: started anew for each call, with an environment
-//! that holds nothing of the agent's, as some of the real programs do it.
+//! The tool server that a daemon configured for this agent, and a client for it. The server is
+//! started for each call, with an environment without the agent's variables, as some of the
+//! real programs do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -14,7 +15,7 @@ pub(crate) struct McpToolServer {
     args: Vec<String>,
 }
 
-/// As Claude Code takes it, or as Codex does.
+/// From Claude Code's arguments, or from Codex's.
 pub(crate) fn server_from_arguments(arguments: &[String]) -> Option<McpToolServer> {
     let value = |prefix: &str| arguments.iter().find_map(|word| word.strip_prefix(prefix));
     if let Some(config) = value("--mcp-config=") {
@@ -29,7 +30,7 @@ pub(crate) fn server_from_arguments(arguments: &[String]) -> Option<McpToolServe
     })
 }
 
-/// As a message of a wire names it.
+/// From a message of the protocol.
 pub(crate) fn server_from_message(server: &Value) -> Option<McpToolServer> {
     Some(McpToolServer {
         program: server.get("command")?.as_str()?.to_owned(),
@@ -38,7 +39,7 @@ pub(crate) fn server_from_message(server: &Value) -> Option<McpToolServer> {
 }
 
 impl McpToolServer {
-    /// The code of a refusal, or `ok`.
+    /// Returns the error code, or `ok`.
     pub(crate) fn call_tool(&self, tool: &str, arguments: &str) -> String {
         let arguments = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
         match self.call_in_new_process(tool, &arguments) {
@@ -59,8 +60,8 @@ impl McpToolServer {
             .stdout(Stdio::piped())
             .spawn()
             .ok()?;
-        let mut said = child.stdin.take()?;
-        let mut heard = BufReader::new(child.stdout.take()?).lines();
+        let mut stdin = child.stdin.take()?;
+        let mut stdout_lines = BufReader::new(child.stdout.take()?).lines();
         let client = json!({"name": "standin", "version": "0"});
         let hello =
             json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
@@ -68,18 +69,18 @@ impl McpToolServer {
         let mut answer = None;
         for (id, method, params) in [(1, "initialize", hello), (2, "tools/call", call)] {
             let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
-            writeln!(said, "{request}").ok()?;
-            let mut messages = heard.by_ref().map_while(Result::ok);
+            writeln!(stdin, "{request}").ok()?;
+            let mut messages = stdout_lines.by_ref().map_while(Result::ok);
             answer = messages.find_map(|line| {
                 let message: Value = serde_json::from_str(&line).ok()?;
                 (message["id"] == json!(id)).then_some(message)
             });
             if id == 1 {
                 let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-                writeln!(said, "{ready}").ok()?;
+                writeln!(stdin, "{ready}").ok()?;
             }
         }
-        drop(said);
+        drop(stdin);
         child.wait().ok()?;
         answer
     }

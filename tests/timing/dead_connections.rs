@@ -1,4 +1,5 @@
-//! A wire that drops everything without a word: both ends know within two heartbeats and a second, whatever a heartbeat is.
+//! A connection that drops everything without an error: both sides notice within two heartbeats
+//! and a second, for any heartbeat interval.
 
 use std::time::Duration;
 
@@ -10,20 +11,20 @@ use baton_tests::{
 
 use crate::{STANDIN, assert_not_after};
 
-/// The default, and what a lease of six seconds makes of it.
+/// The default interval, and the one that a lease of six seconds causes.
 const HEARTBEAT_MS: u64 = 5_000;
 const SHORT_LEASE_MS: u64 = 6_000;
 const SHORT_HEARTBEAT_MS: u64 = 2_000;
 const EXTRA_MS: u64 = 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_wire_is_noticed_by_both_ends_in_two_heartbeats_and_a_second() {
+async fn both_sides_notice_a_dead_connection_in_two_heartbeats() {
     let idle = DeadConnectionCase::start("idle", HEARTBEAT_MS).await;
     let busy = DeadConnectionCase::start("short-lease", SHORT_HEARTBEAT_MS).await;
     tokio::join!(idle.run(None), busy.run(Some(SHORT_LEASE_MS)));
 }
 
-/// A relay of its own, and one daemon behind the wire.
+/// A relay, and one daemon behind the proxy.
 struct DeadConnectionCase {
     name: &'static str,
     heartbeat_ms: u64,
@@ -33,16 +34,16 @@ struct DeadConnectionCase {
 }
 
 impl DeadConnectionCase {
-    async fn start(name: &'static str, beat: u64) -> Self {
+    async fn start(name: &'static str, heartbeat_ms: u64) -> Self {
         let relay = EmbeddedRelay::start().await;
-        let wire = TcpProxy::start_to(relay.url()).await;
-        let daemon = EmbeddedDaemon::start(&wire.url(), &relay.daemon_token().await).await;
+        let proxy = TcpProxy::start_to(relay.url()).await;
+        let daemon = EmbeddedDaemon::start(&proxy.url(), &relay.daemon_token().await).await;
         Self {
             name,
-            heartbeat_ms: beat,
+            heartbeat_ms,
             relay,
             daemon,
-            proxy: wire,
+            proxy,
         }
     }
 
@@ -69,42 +70,45 @@ impl DeadConnectionCase {
             let took = from.until(clock.now());
             u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
         };
-        let daemons = async {
-            let gone = |status: &baton_daemon::DaemonStatus| !status.connected;
+        let daemon_ms = async {
+            let is_disconnected = |status: &baton_daemon::DaemonStatus| !status.connected;
             self.daemon
-                .wait_for_status("the daemon to notice", gone)
+                .wait_for_status("the daemon to notice", is_disconnected)
                 .await;
             took()
         };
-        let relays = async {
+        let relay_ms = async {
             self.relay.wait_until_offline(&daemon_id).await;
             took()
         };
-        let (daemons, relays) = tokio::join!(daemons, relays);
-        for (end, took) in [("daemon", daemons), ("relay", relays)] {
-            let what = format!("a dead wire ({}), noticed by its {end}", self.name);
+        let (daemon_ms, relay_ms) = tokio::join!(daemon_ms, relay_ms);
+        for (end, took) in [("daemon", daemon_ms), ("relay", relay_ms)] {
+            let what = format!("a dead connection ({}), noticed by the {end}", self.name);
             assert_not_after(&what, took, 2 * self.heartbeat_ms, EXTRA_MS);
         }
         self.proxy.set_passed_traffic(PassedTraffic::Both);
         self.daemon
-            .wait_for_status("the daemon to be back", |status| status.connected)
+            .wait_for_status("the daemon to reconnect", |status| status.connected)
             .await;
         self.daemon.stop().await;
         wait_until_marked_gone(&mark).await;
     }
 
-    /// The worst moment: the next heartbeat is a whole interval away.
+    /// The worst point in time: the next heartbeat is a whole interval away.
     async fn wait_for_heartbeat_answer(&mut self) {
         let every = Duration::from_millis(self.heartbeat_ms);
-        let paced =
-            |heard: &Option<RelayContact>| heard.is_some_and(|heard| heard.interval == every);
+        let has_interval = |contact: &Option<RelayContact>| {
+            contact.is_some_and(|contact| contact.interval == every)
+        };
         self.daemon
-            .wait_for_status("the pace to be told", |status| paced(&status.relay_contact))
+            .wait_for_status("the heartbeat interval to be announced", |status| {
+                has_interval(&status.relay_contact)
+            })
             .await;
         let mut last = None;
         self.daemon
             .wait_for_status("one more answer", |status| {
-                let at = status.relay_contact.map(|heard| heard.at);
+                let at = status.relay_contact.map(|contact| contact.at);
                 at > *last.get_or_insert(at)
             })
             .await;

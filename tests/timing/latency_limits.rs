@@ -1,5 +1,5 @@
-//! Times that are promised without a timer: how fast a cancel reaches its child, how long a stubborn one lives on, how
-//! fast a refusal comes.
+//! Time limits without a timer: how fast a cancel reaches its child, how long a process that
+//! ignores TERM runs on, how fast a rejection is sent.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ const AFTER_CLEANUP_MS: u64 = 1_000;
 pub(crate) fn spawn_cases(relay: &EmbeddedRelay, cases: &mut JoinSet<()>) {
     let client = relay.admin().clone();
     cases.spawn(cancel_reaches_a_running_child(client.clone()));
-    cases.spawn(a_stubborn_family_is_gone(client.clone()));
+    cases.spawn(processes_ignoring_term_are_killed(client.clone()));
     cases.spawn(fail_fast_is_fast(client));
 }
 
@@ -33,13 +33,14 @@ fn boottime_ms() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000 + now.tv_nsec.unsigned_abs() / 1_000_000
 }
 
-/// From the relay's record of the request to the child's own note of the signal: both by this machine's wall clock.
+/// From the relay's record of the request to the child's record of the signal, both by this
+/// machine's wall clock.
 async fn cancel_reaches_a_running_child(client: TestClient) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let noted = dir.path().join("term");
+    let signal_file = dir.path().join("term");
     let spec = command_task(
         STANDIN,
-        &["note-term", &noted.display().to_string(), "pause"],
+        &["note-term", &signal_file.display().to_string(), "pause"],
         "reached",
     );
     let task = client.submit(spec).await;
@@ -50,7 +51,7 @@ async fn cancel_reaches_a_running_child(client: TestClient) {
     client.cancel(&task.task_id).await;
     let requested = watch.wait_for_kind(TaskEventKind::CancelRequested).await;
     watch.wait_for_state(TaskState::Canceled).await;
-    let took = read_ms(&noted).saturating_sub(recorded_ms(&requested));
+    let took = read_ms(&signal_file).saturating_sub(recorded_ms(&requested));
     println!("cancel reached its child after {took} ms");
     assert!(
         took < widened_limit_ms(CANCEL_REACHES_CHILD_MS),
@@ -59,11 +60,11 @@ async fn cancel_reaches_a_running_child(client: TestClient) {
 }
 
 fn read_ms(file: &Path) -> u64 {
-    let text = std::fs::read_to_string(file).expect("the child noted the signal");
-    text.trim().parse().expect("the child noted a time")
+    let text = std::fs::read_to_string(file).expect("the child recorded the signal");
+    text.trim().parse().expect("the child recorded a time")
 }
 
-async fn a_stubborn_family_is_gone(client: TestClient) {
+async fn processes_ignoring_term_are_killed(client: TestClient) {
     let spec = TaskSpec {
         profile: Some(DeadlineProfile {
             cleanup_term_ms: Some(CLEANUP_TERM_MS),
@@ -76,38 +77,41 @@ async fn a_stubborn_family_is_gone(client: TestClient) {
         )
     };
     let task = client.submit(spec).await;
-    poll_until("three stubborn processes", || {
+    poll_until("three processes that ignore TERM", || {
         (marked_processes("stubborn").len() >= 3).then_some(())
     })
     .await;
-    let asked = boottime_ms();
+    let requested_at = boottime_ms();
     client.cancel(&task.task_id).await;
     wait_until_marked_gone("stubborn").await;
-    let took = boottime_ms() - asked;
-    println!("a stubborn family was gone after {took} ms");
+    let took = boottime_ms() - requested_at;
+    println!("processes that ignore TERM had ended after {took} ms");
     assert!(
         took < widened_limit_ms(CLEANUP_TERM_MS + AFTER_CLEANUP_MS),
-        "they lived for {took} ms"
+        "they ran for {took} ms"
     );
 }
 
 async fn fail_fast_is_fast(client: TestClient) {
-    // The connection is made first; the promise is about the answer.
+    // The connection is made first; the limit is for the answer only.
     client.relay_info().await;
-    let asked = boottime_ms();
+    let requested_at = boottime_ms();
     let refused = client
         .try_submit(SubmitRequest {
             spec: Some(TaskSpec {
                 dispatch_policy: DispatchPolicy::FailFast.into(),
-                ..agent_task("nobody has it")
+                ..agent_task("no-such-agent")
             }),
             ..SubmitRequest::default()
         })
         .await;
-    let took = boottime_ms() - asked;
-    let code = refused.map(|_| ()).expect_err("nobody can take it").code();
+    let took = boottime_ms() - requested_at;
+    let code = refused
+        .map(|_| ())
+        .expect_err("no daemon can take it")
+        .code();
     assert_eq!(code, tonic::Code::Unavailable);
-    println!("fail_fast was refused after {took} ms");
+    println!("fail_fast was rejected after {took} ms");
     assert!(
         took < widened_limit_ms(FAIL_FAST_MS),
         "fail_fast took {took} ms"

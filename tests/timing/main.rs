@@ -1,12 +1,10 @@
-//! Promises that name a time, measured on the relay's own record of events with real gRPC and real processes.
+//! Time limits, measured from the relay's own record of events with real gRPC and real
+//! processes.
 //!
-//! All cases run at once and spend their time waiting. A promise is kept within 250 ms; `BATON_TIMING_SLACK_MS` widens that
-//! for machines that are busy with other things.
+//! All cases run at once and spend their time waiting. The tolerance is 250 ms;
+//! `BATON_TIMING_SLACK_MS` increases it for busy machines.
 
-#![expect(
-    clippy::print_stdout,
-    reason = "the figures are what people run this for"
-)]
+#![expect(clippy::print_stdout, reason = "the measured times are the result")]
 
 mod dead_connections;
 mod latency_limits;
@@ -22,7 +20,7 @@ use tokio::task::JoinSet;
 const BATON: BatonExecutable = BatonExecutable::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
 
-/// What "at most" may be exceeded by.
+/// The tolerance of an upper limit.
 fn allowance_ms() -> u64 {
     let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
     widened.map_or(250, |ms| {
@@ -30,12 +28,13 @@ fn allowance_ms() -> u64 {
     })
 }
 
-/// A bound that is stated without the 250 ms.
+/// A limit that is stated without the 250 ms.
 fn widened_limit_ms(ms: u64) -> u64 {
     ms + allowance_ms() - 250.min(allowance_ms())
 }
 
-/// Clocks are read one after the other and cut to milliseconds, and a busy machine may stop a process in between.
+/// Clocks are read one after the other and truncated to milliseconds, and a busy machine may
+/// pause a process in between.
 fn early_tolerance_ms() -> u64 {
     if allowance_ms() > 250 { 50 } else { 2 }
 }
@@ -53,14 +52,14 @@ fn assert_not_after(what: &str, took: u64, limit: u64, added: u64) {
     assert!(took <= most, "{what} took {took} ms, more than {most} ms");
 }
 
-/// `took` lies between the limit and the limit with what is added to it.
+/// `took` is between the limit and the limit plus `added`.
 fn assert_within(what: &str, took: u64, limit: u64, added: u64) {
     assert_not_before(what, took, limit);
     assert_not_after(what, took, limit, added);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn timers_cancel_and_refusals_keep_their_times() {
+async fn timers_cancels_and_rejections_meet_their_limits() {
     let relay = EmbeddedRelay::start().await;
     let daemon = relay.start_daemon().await;
     let mut cases = JoinSet::new();
@@ -71,6 +70,6 @@ async fn timers_cancel_and_refusals_keep_their_times() {
         // The panic itself has been printed already.
         failures += usize::from(ended.is_err());
     }
-    assert_eq!(failures, 0, "cases that failed; each has said why");
+    assert_eq!(failures, 0, "failed cases; see their panics above");
     daemon.stop().await;
 }

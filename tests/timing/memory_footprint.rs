@@ -1,4 +1,4 @@
-//! What a daemon weighs: when it does nothing, and for each attempt that does nothing.
+//! Memory of a daemon: when idle, and for each idle attempt.
 
 use std::path::Path;
 
@@ -11,9 +11,9 @@ const IDLE_DAEMON_KIB: u64 = 30 * 1024;
 const PER_ATTEMPT_KIB: u64 = 2 * 1024;
 const ATTEMPTS: usize = 16;
 
-/// Pages in memory, those of the executable's file too.
+/// Pages in memory, including those of the executable's file.
 fn resident_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let text = line.and_then(|line| line.trim().strip_suffix(" kB"));
     text.and_then(|text| text.trim().parse().ok())
@@ -26,7 +26,7 @@ fn debug_build_allowance() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_daemon_is_small_and_idle_attempts_hardly_add_to_it() {
+async fn an_idle_daemon_and_idle_attempts_use_little_memory() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, token) = client.create_token("", Role::Daemon).await;
@@ -38,12 +38,12 @@ async fn an_idle_daemon_is_small_and_idle_attempts_hardly_add_to_it() {
         .wait_for_daemon_state("weighed", baton_proto::v1::DaemonState::Online)
         .await;
     let idle = resident_kib(daemon.pid());
-    let nap = || command_task("sh", &["-c", "echo up; exec sleep 600"], "weighed");
-    // The first one brings in code that all of them use.
-    let first = client.submit(nap()).await;
+    let idle_task = || command_task("sh", &["-c", "echo up; exec sleep 600"], "weighed");
+    // The first one loads code that all of them use.
+    let first = client.submit(idle_task()).await;
     wait_until_running(&client, &first.task_id).await;
     let one = resident_kib(daemon.pid());
-    let more = join_all((1..ATTEMPTS).map(|_| client.submit(nap()))).await;
+    let more = join_all((1..ATTEMPTS).map(|_| client.submit(idle_task()))).await;
     for task in &more {
         wait_until_running(&client, &task.task_id).await;
     }

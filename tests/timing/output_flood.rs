@@ -1,7 +1,9 @@
-//! One child that writes without end, with a reader that takes 1 KB a second and one that has stopped reading: daemon and relay stay
-//! small, the other attempts' heartbeats stay on time, and what was not stored is recorded to the byte.
+//! One child that writes without end, with a reader of 1 KB a second and one that has stopped
+//! reading: daemon and relay use little memory, the other attempts' heartbeats are on time, and
+//! unstored output is recorded to the byte.
 //!
-//! `BATON_FLOOD_MIB=1024 cargo test -p baton-tests --test timing flood -- --nocapture` makes the long run.
+//! `BATON_FLOOD_MIB=1024 cargo test -p baton-tests --test timing flood -- --nocapture` runs the
+//! long version.
 
 use std::fs;
 use std::time::Duration;
@@ -20,17 +22,17 @@ use tonic::Streaming;
 use crate::{BATON, STANDIN, widened_limit_ms};
 
 const MIB: u64 = 1 << 20;
-/// More than an attempt may store, so that there is something to cut.
+/// More than an attempt may store, so that output is cut.
 const SHORT_RUN_MIB: u64 = 96;
 const STORED_MAX: u64 = 64 * MIB;
 const DAEMON_MEMORY_MAX: u64 = 100 * MIB;
 const RELAY_MEMORY_MAX: u64 = 200 * MIB;
 const SLOW_BYTES_PER_SECOND: u64 = 1024;
-/// A third of the shortest lease, by which heartbeats go.
+/// The heartbeat interval is a third of the shortest lease.
 const LEASE_MS: u64 = 6_000;
 const HEARTBEAT_MS: u64 = LEASE_MS / 3;
 const OTHER_ATTEMPTS: usize = 3;
-/// Between two looks at when the relay last heard the daemon.
+/// Interval for checks of the daemon's last heartbeat.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 fn flood_bytes() -> u64 {
@@ -40,19 +42,19 @@ fn flood_bytes() -> u64 {
     mib * MIB
 }
 
-fn task_with_short_lease(words: &[&str], mark: &str) -> TaskSpec {
+fn task_with_short_lease(arguments: &[&str], mark: &str) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(LEASE_MS),
-        ..command_task(STANDIN, words, mark)
+        ..command_task(STANDIN, arguments, mark)
     }
 }
 
-/// The most memory that a process ever had resident, in bytes.
+/// The peak resident memory of a process, in bytes.
 fn peak_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("the kernel tells a peak") * 1024
+    kib.expect("the kernel reports a peak") * 1024
 }
 
 async fn follow_output(client: &TestClient, task: &str) -> Streaming<ReadOutputResponse> {
@@ -61,7 +63,7 @@ async fn follow_output(client: &TestClient, task: &str) -> Streaming<ReadOutputR
         follow: true,
         ..ReadOutputRequest::default()
     };
-    // A connection of its own: a reader that stops must not be able to stop its neighbours by way of a shared one.
+    // A separate connection: a reader that stops must not stop others on a shared one.
     let own = TestClient::new(client.url(), client.token_secret());
     let opened = own.tasks().read_output(request).await;
     opened.expect("output can be read").into_inner()
@@ -70,7 +72,7 @@ async fn follow_output(client: &TestClient, task: &str) -> Streaming<ReadOutputR
 async fn read_slowly(mut stream: Streaming<ReadOutputResponse>) {
     while let Ok(Some(message)) = stream.message().await {
         if let Some(Item::Chunk(chunk)) = message.item {
-            // What a slow reader does, and not how this test waits.
+            // Simulates a slow reader; the test itself does not wait by sleeping.
             let seconds = Duration::from_secs(chunk.data.len() as u64 / SLOW_BYTES_PER_SECOND);
             let clock = Clock::boot();
             clock.sleep_until(clock.now().after(seconds)).await;
@@ -78,7 +80,7 @@ async fn read_slowly(mut stream: Streaming<ReadOutputResponse>) {
     }
 }
 
-/// What a reader got: bytes, and bytes that it was told not to expect.
+/// What a reader got: stored bytes and bytes reported as cut.
 #[derive(Debug, Default)]
 struct ReceivedOutput {
     bytes: u64,
@@ -91,8 +93,8 @@ async fn read_to_end(mut stream: Streaming<ReadOutputResponse>) -> ReceivedOutpu
     loop {
         let message = wait_within("the next piece of output", stream.message()).await;
         let message = message
-            .expect("output goes on")
-            .expect("output says its end");
+            .expect("the output stream does not fail")
+            .expect("output ends with an end message");
         match message.item {
             Some(Item::Chunk(chunk)) => {
                 assert_eq!(chunk.offset, at, "output has no gap");
@@ -109,13 +111,14 @@ async fn read_to_end(mut stream: Streaming<ReadOutputResponse>) -> ReceivedOutpu
                 assert_eq!(end.offset, at, "the end is where the last piece ends");
                 return received;
             }
-            // It only says that the stream lives.
+            // An empty message only shows that the stream is alive.
             None => {}
         }
     }
 }
 
-/// The longest time between two heartbeats of the daemon that the relay heard, in milliseconds. Runs until it is dropped.
+/// The longest time between two heartbeats that the relay received, in milliseconds. Runs until
+/// it is dropped.
 async fn measure_longest_heartbeat_gap(
     client: TestClient,
     daemon: &'static str,
@@ -130,14 +133,15 @@ async fn measure_longest_heartbeat_gap(
         };
         let shown = client.fleet().get_daemon(request).await;
         let shown = shown.expect("the daemon is known").into_inner().daemon;
-        let heard = shown.and_then(|daemon| daemon.last_heartbeat_at);
-        let heard = heard.map(|at| at.seconds * 1000 + i64::from(at.nanos) / 1_000_000);
-        if let (Some(before), Some(now)) = (last, heard) {
+        let heartbeat_at = shown.and_then(|daemon| daemon.last_heartbeat_at);
+        let heartbeat_at =
+            heartbeat_at.map(|at| at.seconds * 1000 + i64::from(at.nanos) / 1_000_000);
+        if let (Some(before), Some(now)) = (last, heartbeat_at) {
             let silence = u64::try_from(now - before).unwrap_or(0);
-            let mut longest = longest.lock().expect("nobody panics with it");
+            let mut longest = longest.lock().expect("no thread panics with the lock");
             *longest = silence.max(*longest);
         }
-        last = heard.or(last);
+        last = heartbeat_at.or(last);
     }
 }
 
@@ -162,11 +166,11 @@ fn assert_all_is_accounted_for(received: &ReceivedOutput, total: u64) {
 fn assert_memory_below(what: &str, pid: u32, limit: u64) {
     let peak = peak_memory(pid);
     println!("{what}: {} MiB resident at most", peak / MIB);
-    assert!(peak < limit, "the {what} had {peak} bytes resident");
+    assert!(peak < limit, "the {what} used {peak} bytes at its peak");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_output_leaves_both_servers_small_and_everybody_else_alone() {
+async fn an_output_flood_costs_little_memory_and_delays_no_heartbeat() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, secret) = client.create_token("", Role::Daemon).await;
@@ -175,18 +179,18 @@ async fn a_flood_of_output_leaves_both_servers_small_and_everybody_else_alone() 
         DaemonProcess::start(BATON, dir.path(), "flooded", client.url(), &secret).await;
     let mut bystanders = Vec::new();
     for _ in 0..OTHER_ATTEMPTS {
-        let words = ["tick", "1000000", "100"];
+        let arguments = ["tick", "1000000", "100"];
         let task = client
-            .submit(task_with_short_lease(&words, "bystander"))
+            .submit(task_with_short_lease(&arguments, "bystander"))
             .await
             .task_id;
         client.wait_for_state(&task, TaskState::Running).await;
         bystanders.push(task);
     }
     let total = flood_bytes();
-    let words = ["nap", "500", "flood", &total.to_string()];
+    let arguments = ["nap", "500", "flood", &total.to_string()];
     let task = client
-        .submit(task_with_short_lease(&words, "flood"))
+        .submit(task_with_short_lease(&arguments, "flood"))
         .await
         .task_id;
     client.wait_for_state(&task, TaskState::Running).await;
@@ -201,7 +205,7 @@ async fn a_flood_of_output_leaves_both_servers_small_and_everybody_else_alone() 
         () = measure_longest_heartbeat_gap(client.clone(), "flooded", &longest) => unreachable!("it never ends"),
     };
     client.wait_for_state(&task, TaskState::Completed).await;
-    let silence = *longest.lock().expect("nobody panics with it");
+    let silence = *longest.lock().expect("no thread panics with the lock");
     assert_all_is_accounted_for(&received, total);
     assert_memory_below("daemon", daemon.pid(), DAEMON_MEMORY_MAX);
     assert_memory_below("relay", relay.pid(), RELAY_MEMORY_MAX);
@@ -209,12 +213,12 @@ async fn a_flood_of_output_leaves_both_servers_small_and_everybody_else_alone() 
     assert!(silence > 0, "heartbeats were seen");
     assert!(
         silence <= widened_limit_ms(HEARTBEAT_MS + 1_000),
-        "a heartbeat came after {silence} ms"
+        "two heartbeats were {silence} ms apart"
     );
     for task in &bystanders {
         let task = client.get(task).await;
         assert_eq!(task.state(), TaskState::Running, "{task:?}");
-        assert_eq!(task.attempts.len(), 1, "nothing was done again");
+        assert_eq!(task.attempts.len(), 1, "no attempt was repeated");
     }
     drop((slow, stopped));
     daemon.terminate().await;

@@ -1,5 +1,6 @@
-//! Stopping by a deadline: a relay and a daemon have ended a second after it, with peers that never read as well, and a
-//! second signal ends them at once. `BATON_ROUNDS=50` makes the full run of the first.
+//! Shutdown by a deadline: a relay and a daemon have exited one second after it, even with
+//! peers that never read, and a second signal ends them at once. `BATON_ROUNDS=50` runs the
+//! full version of the first.
 
 use baton_daemon::Clock;
 use baton_proto::v1::{
@@ -20,13 +21,13 @@ use crate::{BATON, STANDIN, assert_not_after, widened_limit_ms};
 
 const SHORT_RUN: usize = 3;
 const DRAIN_MS: u64 = 2_000;
-/// With the 250 ms that every promise gets it is a second.
+/// With the tolerance of 250 ms it is a second.
 const EXTRA_MS: u64 = 750;
 const SECOND_SIGNAL_MS: u64 = 500;
-/// More than every window and queue on the way takes.
+/// More than all windows and queues on the way take.
 const FLOOD_BYTES: &str = "33554432";
 
-/// How long the future took, in milliseconds.
+/// The duration of the future in milliseconds.
 async fn measure_ms<T>(future: impl Future<Output = T>) -> (u64, T) {
     let clock = Clock::boot();
     let from = clock.now();
@@ -35,10 +36,10 @@ async fn measure_ms<T>(future: impl Future<Output = T>) -> (u64, T) {
     (u64::try_from(took).unwrap_or(u64::MAX), value)
 }
 
-fn task_with_short_lease(words: &[&str], mark: &str) -> TaskSpec {
+fn task_with_short_lease(arguments: &[&str], mark: &str) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(5_000),
-        ..command_task(STANDIN, words, mark)
+        ..command_task(STANDIN, arguments, mark)
     }
 }
 
@@ -58,7 +59,7 @@ struct UnreadingPeers {
     _watch: Streaming<WatchTaskResponse>,
     _output: Streaming<ReadOutputResponse>,
     _daemon: DaemonProcess,
-    wire: TcpProxy,
+    proxy: TcpProxy,
     _dir: TempDir,
 }
 
@@ -66,15 +67,16 @@ impl UnreadingPeers {
     async fn connect(client: &TestClient, mark: &str) -> Self {
         let address = client.url().trim_start_matches("http://").to_owned();
         let mut bare = TcpStream::connect(address).await.expect("the relay serves");
-        // A preface and an empty SETTINGS frame.
+        // An HTTP/2 preface and an empty SETTINGS frame.
         let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         bare.write_all(greeting).await.expect("the relay reads");
-        let wire = TcpProxy::start_to(client.url()).await;
+        let proxy = TcpProxy::start_to(client.url()).await;
         let (_, secret) = client.create_token("", Role::Daemon).await;
         let dir = tempfile::tempdir().expect("a directory");
-        let daemon = DaemonProcess::start(BATON, dir.path(), mark, &wire.url(), &secret).await;
-        let words = ["flood", FLOOD_BYTES, "pause"];
-        let task = submit_and_wait_running(client, task_with_short_lease(&words, mark), mark).await;
+        let daemon = DaemonProcess::start(BATON, dir.path(), mark, &proxy.url(), &secret).await;
+        let arguments = ["flood", FLOOD_BYTES, "pause"];
+        let task =
+            submit_and_wait_running(client, task_with_short_lease(&arguments, mark), mark).await;
         let request = WatchTaskRequest {
             task_id: task.clone(),
             ..WatchTaskRequest::default()
@@ -91,7 +93,7 @@ impl UnreadingPeers {
             _watch: watch.expect("a task can be watched").into_inner(),
             _output: output.expect("output can be read").into_inner(),
             _daemon: daemon,
-            wire,
+            proxy,
             _dir: dir,
         }
     }
@@ -100,7 +102,7 @@ impl UnreadingPeers {
 async fn stop_relay_with_unreading_peers(mark: String, drain: &str) -> u64 {
     let mut relay = RelayProcess::start_with(BATON, &["--drain", drain]).await;
     let mutes = UnreadingPeers::connect(relay.admin(), &mark).await;
-    mutes.wire.set_passed_traffic(PassedTraffic::Nothing);
+    mutes.proxy.set_passed_traffic(PassedTraffic::Nothing);
     let (took, status) = measure_ms(relay.terminate()).await;
     assert_eq!(status.code(), Some(0));
     drop(mutes);
@@ -108,23 +110,23 @@ async fn stop_relay_with_unreading_peers(mark: String, drain: &str) -> u64 {
     took
 }
 
-/// A daemon with a stubborn child that floods it, whose relay has fallen silent.
+/// A daemon with a flooding child that ignores TERM, whose relay does not answer.
 async fn stop_daemon_with_dead_stream(mark: String, hold: &str) -> u64 {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin();
     let (_, secret) = client.create_token("", Role::Daemon).await;
-    let wire = TcpProxy::start_to(client.url()).await;
+    let proxy = TcpProxy::start_to(client.url()).await;
     let dir = tempfile::tempdir().expect("a directory");
     let stopping = ["--drain", "2s", "--hold", hold];
-    let url = wire.url();
+    let url = proxy.url();
     let link = (url.as_str(), secret.as_str());
     let mut daemon = DaemonProcess::start_with(BATON, dir.path(), &mark, link, &stopping).await;
-    let words = ["flood", FLOOD_BYTES, "ignore-term", "pause"];
-    submit_and_wait_running(client, task_with_short_lease(&words, &mark), &mark).await;
-    wire.set_passed_traffic(PassedTraffic::Nothing);
+    let arguments = ["flood", FLOOD_BYTES, "ignore-term", "pause"];
+    submit_and_wait_running(client, task_with_short_lease(&arguments, &mark), &mark).await;
+    proxy.set_passed_traffic(PassedTraffic::Nothing);
     let (took, status) = measure_ms(daemon.terminate()).await;
     assert_eq!(status.code(), Some(0));
-    // Killed by the daemon, or by its shim when the lease is over.
+    // Killed by the daemon, or by its shim when the lease expires.
     wait_until_marked_gone(&mark).await;
     took
 }
@@ -141,7 +143,7 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
         )
         .into();
         let who = [
-            "a relay with mute peers",
+            "a relay with peers that never read",
             "a daemon that kills",
             "a daemon that hands over",
         ];
@@ -162,11 +164,12 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
     );
 }
 
-/// A restart must not cost leases because one client hangs: peers that are owed no answer get two seconds.
+/// A hanging client must not cost leases at a restart: peers without an open call get two
+/// seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn peers_that_hang_do_not_hold_up_a_relay_that_has_answered_everything() {
+async fn hanging_peers_do_not_delay_the_exit_of_an_idle_relay() {
     let took = stop_relay_with_unreading_peers("hangs".to_owned(), "30s").await;
-    assert_not_after("a relay that owes nothing ended", took, 2_000, EXTRA_MS);
+    assert_not_after("a relay without open calls ended", took, 2_000, EXTRA_MS);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,11 +189,11 @@ async fn a_second_signal_ends_a_daemon_at_once() {
     assert_eq!(status.code(), Some(130));
     assert!(
         took <= widened_limit_ms(SECOND_SIGNAL_MS),
-        "it took {took} ms"
+        "the exit took {took} ms"
     );
     assert!(
         !marked_processes("impatient").is_empty(),
-        "what ran has its lease left"
+        "the running attempt keeps its lease"
     );
     wait_until_marked_gone("impatient").await;
     client
@@ -200,8 +203,8 @@ async fn a_second_signal_ends_a_daemon_at_once() {
 
 async fn wait_until_draining(daemon: &DaemonProcess) {
     loop {
-        let said = BATON.run(&daemon.data, &["health", "--json"]).await;
-        if said.stdout_json()["draining"] == true {
+        let health = BATON.run(&daemon.data, &["health", "--json"]).await;
+        if health.stdout_json()["draining"] == true {
             return;
         }
     }

@@ -1,5 +1,5 @@
-//! A relay that stands still (SIGSTOP) while its daemons go on: for less than a lease, and for two of them.
-//! `BATON_TTL=30` runs both with the default lease, in seconds.
+//! A relay that is stopped (SIGSTOP) while its daemons continue: for less than a lease, and for
+//! two leases. `BATON_TTL=30` runs both with the default lease, in seconds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use tempfile::TempDir;
 
 use crate::{BATON, allowance_ms};
 
-/// A relay's default, and its share of a short lease.
+/// The relay's default, and its share of a short lease.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// What the relay adds to a lease.
+/// Time that the relay adds to a lease.
 const LEASE_GRACE: Duration = Duration::from_secs(5);
 
-/// Long enough that the answer to a renewal, a heartbeat late, is in time on a busy machine.
+/// Long enough that a renewal that is late by a heartbeat is in time on a busy machine.
 const LEASE_OUTLASTING_STOP: Duration = Duration::from_secs(12);
-/// The shortest that the relay grants.
+/// The shortest lease that the relay grants.
 const SHORTEST_LEASE: Duration = Duration::from_secs(5);
 
 fn configured_ttl(short: Duration) -> Duration {
@@ -55,7 +55,7 @@ impl StoppedRelayFixture {
         }
     }
 
-    /// One that takes whatever is free.
+    /// A second daemon that takes any free task.
     async fn other_daemon(&self) -> DaemonProcess {
         start_daemon(self.client(), self.dir.path(), "other", &self.secret).await
     }
@@ -64,7 +64,7 @@ impl StoppedRelayFixture {
         self.relay.admin()
     }
 
-    /// A task whose child speaks twice: when it begins and when `file` is there.
+    /// A task whose child prints twice: at its start and when `file` exists.
     fn task_until_file(&self, file: &str, mark: &str) -> TaskSpec {
         let file = self.dir.path().join(file);
         let script = format!(
@@ -85,19 +85,19 @@ impl StoppedRelayFixture {
         WatchedProcesses::new(&task_id, &attempt_id, &living[&attempt_id])
     }
 
-    /// Waits until this attempt's child speaks; the attempt's id.
+    /// Waits for output of this attempt's child and returns the attempt's id.
     async fn wait_for_output(&self, task_id: &str, number: u32) -> String {
         let streams = |event: &TaskEvent| {
             event.attempt_number == number && event.state() == AttemptState::Streaming
         };
         let mut watch = self.client().watch(task_id).await;
         watch
-            .wait_for_event("the child to speak", streams)
+            .wait_for_event("output of the child", streams)
             .await
             .attempt_id
     }
 
-    /// The relay stands still for so long; returns when it began to.
+    /// Stops the relay for this long and returns when that began.
     async fn stop_relay_for(&self, span: Duration, meanwhile: impl FnOnce()) -> Duration {
         let pid = self.relay.pid();
         send_signal(pid, Signal::STOP);
@@ -109,11 +109,11 @@ impl StoppedRelayFixture {
         since
     }
 
-    async fn assert_still_running(&self, at_work: &WatchedProcesses) {
-        assert!(!at_work.has_ended(), "{} ended", at_work.attempt_id);
-        let task = self.client().get(&at_work.task_id).await;
+    async fn assert_still_running(&self, running: &WatchedProcesses) {
+        assert!(!running.has_ended(), "{} ended", running.attempt_id);
+        let task = self.client().get(&running.task_id).await;
         let attempts: Vec<&str> = task.attempts.iter().map(|one| &*one.attempt_id).collect();
-        assert_eq!(attempts, [at_work.attempt_id.as_str()]);
+        assert_eq!(attempts, [running.attempt_id.as_str()]);
         assert_eq!(task.state(), TaskState::Running);
     }
 
@@ -122,7 +122,7 @@ impl StoppedRelayFixture {
         client.wait_for_state(task_id, TaskState::Completed).await;
         let task = client.get(task_id).await;
         assert_eq!(task.attempts.len(), attempts, "{task:#?}");
-        let last = task.attempts.last().expect("there was one");
+        let last = task.attempts.last().expect("the task has an attempt");
         assert_eq!(last.termination(), Termination::Confirmed);
         assert_eq!(
             client.read_output_to_end(task_id).await,
@@ -136,7 +136,7 @@ async fn start_daemon(client: &TestClient, dir: &Path, name: &str, secret: &str)
     DaemonProcess::start_with(BATON, dir, name, (client.url(), secret), &more).await
 }
 
-/// What is measured is how long something lasts: here nothing else tells that the time has come.
+/// The test measures durations, and no event marks the end of this one.
 async fn sleep_until_boottime(until: Duration) {
     let clock = Clock::boot();
     let left = until.saturating_sub(boottime());
@@ -144,86 +144,93 @@ async fn sleep_until_boottime(until: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_stands_still_for_a_lease_less_two_heartbeats_ends_nothing() {
-    let scene = StoppedRelayFixture::start().await;
+async fn a_relay_stopped_for_less_than_a_lease_ends_no_attempt() {
+    let fixture = StoppedRelayFixture::start().await;
     let ttl = configured_ttl(LEASE_OUTLASTING_STOP);
     let span = ttl - 2 * HEARTBEAT.min(ttl / 3);
-    let mut at_work = Vec::new();
+    let mut running = Vec::new();
     for number in 0..4 {
-        let spec = scene.task_until_file("end", &format!("ridden-out-{number}"));
-        at_work.push(
-            scene
+        let spec = fixture.task_until_file("end", &format!("ridden-out-{number}"));
+        running.push(
+            fixture
                 .start_watched_attempt(with_retry_on_loss(spec, ttl))
                 .await,
         );
     }
-    let since = scene.stop_relay_for(span, || {}).await;
-    // Whatever was not renewed since then is over by then, for the worker and for the relay.
+    let since = fixture.stop_relay_for(span, || {}).await;
+    // Any lease that was not renewed since then has expired by then, for the worker and for the
+    // relay.
     sleep_until_boottime(since + ttl + LEASE_GRACE + Duration::from_millis(allowance_ms())).await;
-    for one in &at_work {
-        scene.assert_still_running(one).await;
+    for one in &running {
+        fixture.assert_still_running(one).await;
     }
-    scene.create_file("end");
-    for one in &at_work {
-        scene.assert_completes(&one.task_id, 1).await;
+    fixture.create_file("end");
+    for one in &running {
+        fixture.assert_completes(&one.task_id, 1).await;
     }
     println!(
-        "a relay stood still for {span:?}, under leases of {ttl:?}: all {} attempts went on",
-        at_work.len()
+        "a relay was stopped for {span:?}, under leases of {ttl:?}: all {} attempts continued",
+        running.len()
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_stands_still_for_two_leases_finds_all_dead_in_time_and_takes_their_results() {
-    let scene = StoppedRelayFixture::start().await;
+async fn attempts_end_in_time_while_a_relay_is_stopped_for_two_leases() {
+    let fixture = StoppedRelayFixture::start().await;
     let ttl = configured_ttl(SHORTEST_LEASE);
-    let (mut over, mut results, mut longer) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut expiring, mut results, mut longer) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..3 {
-        let spec = scene.task_until_file("end", &format!("over-{number}"));
-        over.push(
-            scene
+        let spec = fixture.task_until_file("end", &format!("expiring-{number}"));
+        expiring.push(
+            fixture
                 .start_watched_attempt(with_retry_on_loss(spec, ttl))
                 .await,
         );
     }
     for number in 0..2 {
-        let spec = scene.task_until_file("in-time", &format!("result-{number}"));
+        let spec = fixture.task_until_file("in-time", &format!("result-{number}"));
         results.push(
-            scene
+            fixture
                 .start_watched_attempt(with_retry_on_loss(spec, ttl))
                 .await,
         );
-        // Renewed in time: they have twice as long as the relay is away.
-        let spec = scene.task_until_file("end", &format!("longer-{number}"));
+        // Renewed in time: their lease is twice as long as the stop.
+        let spec = fixture.task_until_file("end", &format!("longer-{number}"));
         longer.push(
-            scene
+            fixture
                 .start_watched_attempt(with_retry_on_loss(spec, 4 * ttl))
                 .await,
         );
     }
-    let _other = scene.other_daemon().await;
-    let since = scene
-        .stop_relay_for(2 * ttl, || scene.create_file("in-time"))
+    let _other = fixture.other_daemon().await;
+    let since = fixture
+        .stop_relay_for(2 * ttl, || fixture.create_file("in-time"))
         .await;
     for one in &results {
-        scene.assert_completes(&one.task_id, 1).await;
+        fixture.assert_completes(&one.task_id, 1).await;
     }
     let (mut least, mut longest) = (Duration::MAX, Duration::ZERO);
-    let tasks: Vec<String> = over.iter().map(|one| one.task_id.clone()).collect();
-    for one in over {
-        let second = scene.wait_for_output(&one.task_id, 2).await;
+    let tasks: Vec<String> = expiring.iter().map(|one| one.task_id.clone()).collect();
+    for one in expiring {
+        let second = fixture.wait_for_output(&one.task_id, 2).await;
         let began = earliest_start_time(&processes_by_attempt()[&second]);
         let end = one.wait_for_end().await;
-        assert!(end < began, "ended at {end:?}, the next began at {began:?}");
+        assert!(
+            end < began,
+            "ended at {end:?}, but the next began at {began:?}"
+        );
         (least, longest) = (least.min(began - end), longest.max(end - since));
     }
     let limit = ttl + Duration::from_millis(allowance_ms());
-    assert!(longest < limit, "dead only {longest:?} after the relay");
+    assert!(
+        longest < limit,
+        "the last process ended {longest:?} after the relay stopped"
+    );
     for one in &longer {
-        scene.assert_still_running(one).await;
+        fixture.assert_still_running(one).await;
     }
     println!(
-        "a relay stood still for {:?}: {} attempts were dead at most {longest:?} after its last word, under leases of \
+        "a relay was stopped for {:?}: {} attempts had ended at most {longest:?} after the stop, under leases of \
          {ttl:?}, and their successors began at least {least:?} later; {} results of that time were taken; {} attempts \
          with longer leases went on",
         2 * ttl,
@@ -231,11 +238,11 @@ async fn a_relay_that_stands_still_for_two_leases_finds_all_dead_in_time_and_tak
         results.len(),
         longer.len()
     );
-    scene.create_file("end");
+    fixture.create_file("end");
     for task in &tasks {
-        scene.assert_completes(task, 2).await;
+        fixture.assert_completes(task, 2).await;
     }
     for one in &longer {
-        scene.assert_completes(&one.task_id, 1).await;
+        fixture.assert_completes(&one.task_id, 1).await;
     }
 }

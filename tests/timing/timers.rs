@@ -1,5 +1,5 @@
-//! The twelve timers: each ends with the code or reason of PROTOCOL.md's table, in its time. A stalling child drives those
-//! that a command can reach, a scripted daemon the others.
+//! The twelve timers: each ends with the code or reason of PROTOCOL.md's table, in time. A
+//! stalling child triggers those that a command can reach, a scripted daemon the others.
 
 use baton_proto::timestamp_to_ms;
 use baton_proto::v1::attempt_command::Body;
@@ -14,12 +14,12 @@ use tokio::task::JoinSet;
 
 use crate::{STANDIN, assert_not_after, assert_not_before, assert_within};
 
-/// The relay's settings, as documented.
+/// The relay's documented settings.
 const SLACK_MS: u64 = 2_000;
 const ACCEPT_MS: u64 = 10_000;
 const LEASE_TTL_MS: u64 = 5_000;
 const LEASE_GRACE_MS: u64 = 5_000;
-/// What most cases set their timer to.
+/// The timer value of most cases.
 const TIMER_MS: u64 = 600;
 
 pub(crate) async fn spawn_cases(relay: &EmbeddedRelay, cases: &mut JoinSet<()>) {
@@ -54,7 +54,7 @@ pub(crate) async fn spawn_cases(relay: &EmbeddedRelay, cases: &mut JoinSet<()>) 
     }
 }
 
-/// No retry: the first end is the end.
+/// Without a retry, so that the first end is final.
 fn without_retry(spec: TaskSpec) -> TaskSpec {
     TaskSpec {
         retry: Some(RetryPolicy {
@@ -78,13 +78,13 @@ fn is_phase(event: &TaskEvent, phase: LifecyclePhase) -> bool {
 
 /// How long a timer took to end its attempt.
 struct TimerDuration {
-    /// From the relay's record of what armed it: what the relay promises.
+    /// From the relay's record of the arming event: the guaranteed limit.
     since_recorded_ms: u64,
-    /// From the daemon's own view, which comes before: a daemon counts from there.
+    /// From the daemon's observation, which is earlier: a daemon counts from there.
     since_observed_ms: u64,
 }
 
-/// Waits for the end and says how long after `armed` it came.
+/// Waits for the end and returns how long after `armed` it was.
 async fn measure_timer(
     client: &TestClient,
     task_id: &str,
@@ -94,7 +94,7 @@ async fn measure_timer(
 ) -> TimerDuration {
     let mut watch = client.watch(task_id).await;
     let from = watch
-        .wait_for_event(&format!("what arms the timer of {code}"), armed)
+        .wait_for_event(&format!("the event that arms the timer of {code}"), armed)
         .await;
     let end = watch.wait_for_kind(TaskEventKind::Ended).await;
     assert_eq!(
@@ -114,7 +114,7 @@ async fn check_queue(client: TestClient) {
     let task = client
         .submit(TaskSpec {
             queue_ms: Some(TIMER_MS),
-            ..agent_task("nobody has it")
+            ..agent_task("no-such-agent")
         })
         .await;
     let mut watch = client.watch(&task.task_id).await;
@@ -124,7 +124,7 @@ async fn check_queue(client: TestClient) {
         .get(&task.task_id)
         .await
         .attention
-        .expect("it says why")
+        .expect("the task has a failure")
         .cause();
     assert_eq!(cause, AttentionCause::Starved);
     assert_within(
@@ -150,7 +150,7 @@ async fn check_accept(client: TestClient, mut daemon: ScriptedDaemon) {
     assert_within("accept", took.since_recorded_ms, ACCEPT_MS, SLACK_MS);
 }
 
-/// Answers the relay's Cancel as a daemon does whose process is gone at once.
+/// Answers the relay's Cancel as a daemon does whose process ended at once.
 async fn answer_cancel(
     daemon: &mut ScriptedDaemon,
     mut attempt: baton_tests::ScriptedAttempt,
@@ -188,7 +188,7 @@ async fn check_process_start(client: TestClient, mut daemon: ScriptedDaemon) {
 async fn check_tool_idle(client: TestClient, mut daemon: ScriptedDaemon) {
     let profile = DeadlineProfile {
         tool_idle_ms: Some(TIMER_MS),
-        // Stops while the tool runs, or it would come first.
+        // Stopped while the tool runs, otherwise it would fire first.
         stream_idle_ms: Some(TIMER_MS / 2),
         ..DeadlineProfile::default()
     };
@@ -223,7 +223,7 @@ async fn check_user_input(client: TestClient, mut daemon: ScriptedDaemon) {
     assert_within("user_input", took.since_recorded_ms, TIMER_MS, SLACK_MS);
 }
 
-/// A daemon that does not answer Cancel: the end is committed all the same, and says that nobody saw the process go.
+/// A daemon that does not answer Cancel: the end is committed anyway, as unconfirmed.
 async fn check_cleanup_term(admin: TestClient, mut daemon: ScriptedDaemon) {
     let client = admin.client_of_tenant("", Role::Submitter).await;
     let profile = DeadlineProfile {
@@ -271,7 +271,7 @@ async fn check_lease(client: TestClient, mut daemon: ScriptedDaemon) {
     );
 }
 
-/// A child that stalls, and what it runs into.
+/// A child that stalls, and the timer that it triggers.
 struct StallCase {
     timer: &'static str,
     arguments: &'static [&'static str],
@@ -289,7 +289,7 @@ fn stalling_children() -> Vec<StallCase> {
         StallCase {
             timer: "prompt_write",
             arguments: &["pause"],
-            // More than a pipe holds.
+            // More than a pipe can buffer.
             prompt_bytes: 512 * 1024,
             profile: DeadlineProfile {
                 prompt_write_ms: Some(TIMER_MS),

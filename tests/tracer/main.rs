@@ -1,13 +1,17 @@
-//! Runs a program and counts what it does to files, over all its threads; ends it, or lets the disk fail it, at a chosen one.
+//! Runs a program and counts its changes to files, over all its threads. At a chosen change it
+//! kills the program or lets the disk fail.
 //!
-//! `tracer DIR WHAT PROGRAM ARGUMENTS…`, where DIR is the directory whose files count and WHAT is
-//! `count` (nothing is done), `kill N` (SIGKILL before the Nth change or sync), `eio N` (the Nth fsync or fdatasync fails, and all
-//! after it), `unsynced` (no fsync and no fdatasync is made, and each says that it was).
+//! `tracer DIR WHAT PROGRAM ARGUMENTS…`, where DIR is the directory whose files count and WHAT
+//! is `count` (only counts), `kill N` (SIGKILL before the Nth change or sync), `eio N` (the Nth
+//! fsync or fdatasync and all after it fail), `unsynced` (fsync and fdatasync are skipped but
+//! report success).
 //!
-//! Counting begins with the start, or with SIGUSR1 if a file `wait` lies in DIR's parent. What was counted is written to
-//! `DIR.counted` at the end, and `DIR.armed` is no longer empty once SIGUSR1 was heard. Killing the tracer kills the program, whose end
-//! is the tracer's; SIGTERM it ignores.
-//! strace could do this but for one thing: its counters are per thread.
+//! Counting begins with the start, or with SIGUSR1 if DIR's parent contains a file `wait`. The
+//! counts are written to `DIR.counted` at the end, and `DIR.armed` is not empty after SIGUSR1
+//! was handled. Killing the tracer kills the program. When the program ends, the tracer ends
+//! with the same status. It ignores SIGTERM.
+//!
+//! strace could do this, but it counts per thread.
 #![expect(
     unsafe_code,
     reason = "processes are traced, which no safe library offers"
@@ -22,21 +26,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// Whether it is time to count.
+/// Whether changes are counted.
 static IS_ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Where it is said that counting has begun.
+/// The file that confirms the start of counting.
 static ARMED_FILE_DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn handle_arm_signal(_signal: c_int) {
     IS_ARMED.store(true, Ordering::SeqCst);
-    let word = b"armed";
-    // SAFETY: the pointer is to a constant; `write` may be called in a handler.
+    let text = b"armed";
+    // SAFETY: the pointer refers to a constant; `write` may be called in a signal handler.
     unsafe {
         libc::write(
             ARMED_FILE_DESCRIPTOR.load(Ordering::SeqCst),
-            word.as_ptr().cast(),
-            word.len(),
+            text.as_ptr().cast(),
+            text.len(),
         )
     };
 }
@@ -49,14 +53,15 @@ enum TracerAction {
     SkipSyncs,
 }
 
-/// What a call does to files.
+/// Effect of a system call on files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileOperation {
-    /// Changes the file behind its first argument, or hurries it to the disk without a promise.
+    /// Changes the content of the file in its first argument, or starts writeback without a
+    /// guarantee.
     Content,
     /// Makes the file behind its first argument durable.
     Sync,
-    /// Changes names.
+    /// Changes directory entries.
     Names,
 }
 
@@ -87,15 +92,15 @@ struct SyscallTracer {
     child: libc::pid_t,
     changes: u64,
     syncs: u64,
-    /// Threads in a call whose answer is ours, with that answer.
+    /// Threads in a skipped call, with the injected result.
     injected_results: Vec<(libc::pid_t, i64)>,
 }
 
 fn main() -> ExitCode {
-    let mut words = std::env::args_os().skip(1);
-    let dir = PathBuf::from(words.next().unwrap_or_default());
-    let what = words.next().unwrap_or_default();
-    let mut number = || -> Option<u64> { words.next()?.to_str()?.parse().ok() };
+    let mut arguments_os = std::env::args_os().skip(1);
+    let dir = PathBuf::from(arguments_os.next().unwrap_or_default());
+    let what = arguments_os.next().unwrap_or_default();
+    let mut number = || -> Option<u64> { arguments_os.next()?.to_str()?.parse().ok() };
     let deed = match what.to_str() {
         Some("count") => Some(TracerAction::Count),
         Some("unsynced") => Some(TracerAction::SkipSyncs),
@@ -103,8 +108,8 @@ fn main() -> ExitCode {
         Some("eio") => number().map(TracerAction::Eio),
         _ => None,
     };
-    let arguments: Vec<CString> = words
-        .filter_map(|word| CString::new(word.as_bytes()).ok())
+    let arguments: Vec<CString> = arguments_os
+        .filter_map(|argument| CString::new(argument.as_bytes()).ok())
         .collect();
     let Some(deed) = deed.filter(|_| !arguments.is_empty()) else {
         return fail_with_message("usage: tracer DIR count|kill N|eio N|unsynced PROGRAM…");
@@ -113,10 +118,13 @@ fn main() -> ExitCode {
         .parent()
         .is_some_and(|above| above.join("wait").exists());
     IS_ARMED.store(!waits, Ordering::SeqCst);
-    let said = fs::File::create(sibling_path(&dir, ".armed"));
-    ARMED_FILE_DESCRIPTOR.store(said.map_or(-1, IntoRawFd::into_raw_fd), Ordering::SeqCst);
+    let armed_file = fs::File::create(sibling_path(&dir, ".armed"));
+    ARMED_FILE_DESCRIPTOR.store(
+        armed_file.map_or(-1, IntoRawFd::into_raw_fd),
+        Ordering::SeqCst,
+    );
     let handler = handle_arm_signal as extern "C" fn(c_int) as libc::sighandler_t;
-    // SAFETY: the handler only does what a handler may.
+    // SAFETY: the handler only makes async-signal-safe calls.
     unsafe {
         libc::signal(libc::SIGUSR1, handler);
         libc::signal(libc::SIGTERM, libc::SIG_IGN);
@@ -142,15 +150,16 @@ fn fail_with_message(line: &str) -> ExitCode {
     ExitCode::from(99)
 }
 
-/// The program, stopped before its first instruction of its own, with us as its tracer.
+/// The program, stopped before its first own instruction, with this process as its tracer.
 fn spawn_traced(arguments: &[CString]) -> Option<libc::pid_t> {
     let mut pointers: Vec<*const libc::c_char> =
-        arguments.iter().map(|word| word.as_ptr()).collect();
+        arguments.iter().map(|argument| argument.as_ptr()).collect();
     pointers.push(std::ptr::null());
-    // SAFETY: this process has one thread; the child only makes calls that are allowed after a fork.
+    // SAFETY: this process has one thread; the child only makes calls that are allowed after a
+    // fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: the pointers are to strings that live, and end with none.
+        // SAFETY: the pointers refer to live strings, and the list ends with null.
         unsafe {
             libc::signal(libc::SIGTERM, libc::SIG_DFL);
             libc::raise(libc::SIGSTOP);
@@ -159,7 +168,7 @@ fn spawn_traced(arguments: &[CString]) -> Option<libc::pid_t> {
         }
     }
     let mut status = 0;
-    // SAFETY: `status` is ours.
+    // SAFETY: `status` is a local variable.
     unsafe { libc::waitpid(child, &raw mut status, libc::WUNTRACED) };
     let options = libc::PTRACE_O_TRACESYSGOOD
         | libc::PTRACE_O_TRACECLONE
@@ -185,10 +194,10 @@ impl SyscallTracer {
     fn run(&mut self) -> ExitCode {
         loop {
             let mut status = 0;
-            // SAFETY: `status` is ours.
+            // SAFETY: `status` is a local variable.
             let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
             if tid < 0 {
-                // A signal, or nobody is left.
+                // Interrupted by a signal, or no child is left.
                 if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted {
                     continue;
                 }
@@ -209,14 +218,15 @@ impl SyscallTracer {
         }
     }
 
-    /// What to pass on to the thread when it goes on.
+    /// The signal to deliver when the thread continues.
     fn handle_stop(&mut self, tid: libc::pid_t, status: c_int) -> c_int {
         let signal = libc::WSTOPSIG(status);
         if signal == libc::SIGTRAP | 0x80 {
             self.handle_syscall_stop(tid);
             return 0;
         }
-        // New threads, a new program, and the stops of a tracer: none of the program's own signals.
+        // New threads, a new program, and the tracer's own stops are not signals of the
+        // program.
         if status >> 16 != 0 {
             return 0;
         }
@@ -234,50 +244,50 @@ impl SyscallTracer {
                 .position(|(other, _)| *other == tid)
             {
                 let (_, answer) = self.injected_results.swap_remove(at);
-                give(tid, answer);
+                inject_result(tid, answer);
             }
             return;
         }
         if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY || !IS_ARMED.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the kernel said that this is an entry.
+        // SAFETY: the kernel reported that this is a syscall entry.
         let entry = unsafe { info.u.entry };
         let number = i64::try_from(entry.nr).unwrap_or(-1);
-        if let Some(touch) =
-            file_operation(number).filter(|touch| self.affects_directory(*touch, entry.args[0]))
+        if let Some(operation) = file_operation(number)
+            .filter(|operation| self.affects_directory(*operation, entry.args[0]))
         {
-            self.count_operation(tid, touch);
+            self.count_operation(tid, operation);
         }
     }
 
-    fn affects_directory(&self, touch: FileOperation, descriptor: u64) -> bool {
-        if touch == FileOperation::Names {
+    fn affects_directory(&self, operation: FileOperation, descriptor: u64) -> bool {
+        if operation == FileOperation::Names {
             return true;
         }
         let link = format!("/proc/{}/fd/{descriptor}", self.child);
         fs::read_link(link).is_ok_and(|path| path.starts_with(&self.dir))
     }
 
-    fn count_operation(&mut self, tid: libc::pid_t, touch: FileOperation) {
+    fn count_operation(&mut self, tid: libc::pid_t, operation: FileOperation) {
         self.changes += 1;
-        self.syncs += u64::from(touch == FileOperation::Sync);
+        self.syncs += u64::from(operation == FileOperation::Sync);
         let answer = match self.action {
             TracerAction::Kill(n) if self.changes == n => {
                 // SAFETY: takes no pointer. The thread is stopped before the call, so the call is never made.
                 unsafe { libc::kill(self.child, libc::SIGKILL) };
                 None
             }
-            TracerAction::Eio(n) if touch == FileOperation::Sync && self.syncs >= n => {
+            TracerAction::Eio(n) if operation == FileOperation::Sync && self.syncs >= n => {
                 Some(-i64::from(libc::EIO))
             }
-            TracerAction::SkipSyncs if touch == FileOperation::Sync => Some(0),
+            TracerAction::SkipSyncs if operation == FileOperation::Sync => Some(0),
             TracerAction::Count
             | TracerAction::Kill(_)
             | TracerAction::Eio(_)
             | TracerAction::SkipSyncs => None,
         };
-        if let Some(answer) = answer.filter(|_| skip(tid)) {
+        if let Some(answer) = answer.filter(|_| skip_call(tid)) {
             self.injected_results.push((tid, answer));
         }
     }
@@ -295,7 +305,7 @@ fn sibling_path(dir: &Path, ending: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// A program that is stopped stays so.
+/// Whether the stop is a job-control stop, which must stay in effect.
 fn is_group_stop(status: c_int) -> bool {
     status >> 16 == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP
 }
@@ -324,15 +334,16 @@ fn syscall_info(tid: libc::pid_t) -> Option<libc::ptrace_syscall_info> {
     }
 }
 
-/// Makes the call that a thread is about to make no call at all. False where this machine's registers are not known here.
+/// Turns the call that a thread is about to make into no call. False if this architecture's
+/// registers are not supported.
 #[cfg(target_arch = "x86_64")]
-fn skip(tid: libc::pid_t) -> bool {
+fn skip_call(tid: libc::pid_t) -> bool {
     with_registers(tid, |registers| registers.orig_rax = u64::MAX)
 }
 
-/// Lets a call that was not made give this answer.
+/// Sets the result of a skipped call.
 #[cfg(target_arch = "x86_64")]
-fn give(tid: libc::pid_t, answer: i64) {
+fn inject_result(tid: libc::pid_t, answer: i64) {
     with_registers(tid, |registers| registers.rax = answer.cast_unsigned());
 }
 
@@ -352,9 +363,9 @@ fn with_registers(tid: libc::pid_t, change: impl FnOnce(&mut libc::user_regs_str
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn skip(_tid: libc::pid_t) -> bool {
+fn skip_call(_tid: libc::pid_t) -> bool {
     false
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn give(_tid: libc::pid_t, _answer: i64) {}
+fn inject_result(_tid: libc::pid_t, _answer: i64) {}

@@ -1,4 +1,4 @@
-//! The executable under test: the call that `baton` itself makes, on clocks that a test can move.
+//! The executable under test: the same call as `baton`, but with clocks that a test can change.
 
 use std::process::ExitCode;
 

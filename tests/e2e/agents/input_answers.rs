@@ -136,7 +136,7 @@ async fn every_agent_kind_asks_in_the_inbox_and_follows_the_answer() {
             assert_eq!(listed[0]["inputId"], input.input_id, "{what}");
             let shown = fixture.run_command(&["show", &task.task_id]).await;
             assert!(
-                shown.stdout.contains("waits for an answer to:"),
+                shown.stdout.contains("waiting for an answer to:"),
                 "{shown:?}"
             );
             assert!(shown.stdout.contains(r#""ls""#), "{what}: {shown:?}");

@@ -59,7 +59,7 @@ async fn a_unique_id_prefix_is_enough() {
         &second.task_id,
         "true one",
         "true two",
-        "give more",
+        "use more digits",
     ] {
         assert!(output.stderr.contains(expected), "{expected}: {output:?}");
     }

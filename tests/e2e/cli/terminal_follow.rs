@@ -74,7 +74,7 @@ async fn permissions_and_questions_are_answered_with_keys() {
         terminal.wait_for_text("ls -la").await;
         terminal.wait_for_text("allow? [y]es").await;
         terminal.type_keys("perhaps\n");
-        terminal.wait_for_text("is no answer to this").await;
+        terminal.wait_for_text("is not a valid answer").await;
         terminal.wait_for_text("allow? [y]es").await;
         terminal.type_keys("y\n");
         terminal.wait_for_text("allowed by").await;
@@ -134,8 +134,8 @@ async fn ctrl_c_during_a_question_leaves_task_and_question_open() {
     terminal.wait_for_text("allow? [y]es").await;
     // An unfinished answer followed by Ctrl-C.
     terminal.type_keys("y\x03");
-    terminal.wait_for_text("detached; the task goes on").await;
-    terminal.wait_for_text("come back with: baton watch").await;
+    terminal.wait_for_text("detached; the task continues").await;
+    terminal.wait_for_text("watch it again: baton watch").await;
     assert_eq!(
         terminal.wait_for_exit().await,
         Some(130),

@@ -171,7 +171,8 @@ async fn stopping_up_reports_the_tasks_that_end_with_it() {
     wait_within("the first output", streams).await;
     let pid = up.process.id().expect("baton up runs").cast_signed();
     kill_process(Pid::from_raw(pid).expect("a pid"), Signal::INT).expect("baton up runs");
-    up.wait_for_text("1 task runs; what does not finish").await;
+    up.wait_for_text("1 task is running; a task that does not finish")
+        .await;
     let ended = wait_within("the exit of baton up", up.process.wait()).await;
     assert_eq!(ended.expect("baton up can be waited for").code(), Some(0));
 

@@ -22,7 +22,7 @@ async fn a_pause_is_shown_at_submit_and_in_the_list() {
     assert_eq!(paused.code, Some(0), "{paused:?}");
     let submit = ["submit", "--", "true"];
     let submitted = BATON.run(relay.data(), &submit).await;
-    let reason = "it waits: all dispatching is paused by ";
+    let reason = "waiting: all dispatching is paused by ";
     assert!(submitted.stderr.contains(reason), "{submitted:?}");
     let task = submitted.stdout.trim();
     let listed = BATON.run(relay.data(), &["tasks"]).await;
@@ -52,7 +52,7 @@ async fn an_open_question_is_shown_in_the_list_and_in_show() {
     let (task, _input) = fixture.submit_until_asked(AgentWire::Claude).await;
     let listed = fixture.run_command(&["tasks"]).await;
     let line = line_with(&listed, &task.task_id);
-    assert!(line.contains("waits for an answer"), "{line}");
+    assert!(line.contains("waiting for an answer"), "{line}");
     let shown = fixture.run_command(&["show", &task.task_id]).await;
     assert!(
         line_with(&shown, "waits for:").contains("person"),

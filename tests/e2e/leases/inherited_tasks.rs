@@ -114,7 +114,7 @@ async fn after_an_accepted_loss_inherited_tasks_wait_for_release() {
     let line = listed.stdout.lines().find(|line| line.contains(&waiting));
     let line = line.unwrap_or_else(|| panic!("{listed:?}"));
     assert!(
-        line.contains("inheritance, 1d"),
+        line.contains("inheritance, at most 1d"),
         "the list shows how long the task waits: {line}"
     );
     let shown = BATON.run(data, &["show", &waiting]).await;

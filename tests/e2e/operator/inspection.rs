@@ -61,7 +61,7 @@ async fn inspect_shows_problems_and_the_next_action() {
     assert_eq!(inspected["diagnostics"][0]["code"], "orphan");
     let output = run_baton(&relay, &["inspect", &task.task_id]).await;
     assert!(
-        output.stdout.contains("looks wrong:  orphan: "),
+        output.stdout.contains("problem:      orphan: "),
         "{output:?}"
     );
     assert!(output.stdout.contains("next:"), "{output:?}");

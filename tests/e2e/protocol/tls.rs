@@ -120,7 +120,7 @@ async fn a_relay_certified_by_another_authority_is_refused_with_the_reason() {
     let ca = other_authority.ca_file().display().to_string();
     let refused = fixture.run_baton(&ca, &["tasks"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    for expected in ["certificate", "--ca", "who signed"] {
+    for expected in ["certificate", "--ca", "does not trust the authority"] {
         assert!(refused.stderr.contains(expected), "{refused:?}");
     }
     let mut daemon = fixture.start_daemon("misled", &secret, &ca).await;
@@ -148,7 +148,7 @@ async fn an_address_with_the_wrong_scheme_gets_a_hint() {
         .run(fixture.relay.data(), &["tasks", "--relay", &plain])
         .await;
     assert_eq!(output.code, Some(2), "{output:?}");
-    let hint = format!("it speaks TLS: try --relay {}", fixture.url);
+    let hint = format!("the relay uses TLS: try --relay {}", fixture.url);
     assert!(output.stderr.contains(&hint), "{output:?}");
 
     let relay = RelayProcess::start(BATON).await;
@@ -158,6 +158,6 @@ async fn an_address_with_the_wrong_scheme_gets_a_hint() {
     let arguments = ["tasks", "--relay", &tls, "--ca", &ca];
     let output = BATON.run(relay.data(), &arguments).await;
     assert_eq!(output.code, Some(2), "{output:?}");
-    let hint = format!("without TLS: try --relay {plain}");
+    let hint = format!("use no TLS: try --relay {plain}");
     assert!(output.stderr.contains(&hint), "{output:?}");
 }

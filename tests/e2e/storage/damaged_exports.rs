@@ -52,7 +52,7 @@ async fn an_incomplete_export_is_reported_by_export_verify_and_import() {
         .run(relay.data(), &["export", "--out", &file, "--json"])
         .await;
     assert_eq!(made.code, Some(4), "{made:?}");
-    assert!(made.stderr.contains("NOT WHOLE"), "{made:?}");
+    assert!(made.stderr.contains("INCOMPLETE"), "{made:?}");
     assert!(made.stderr.contains(loss_message), "{made:?}");
     let missing = made.stdout_json()["missing"].to_string();
     assert!(missing.contains(loss_message), "{made:?}");

@@ -1,4 +1,5 @@
-//! A whole history in memory: the lines of all participants, and for each task and attempt where it is spoken of.
+//! A whole history in memory: the lines of all participants, with lookups by call, task and
+//! attempt.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use crate::history_line::{ClientOperation, HistoryLine, Observation};
 
-/// Where a line stands.
+/// File and line number of a history line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LineLocation {
     pub file: Arc<str>,
@@ -22,14 +23,14 @@ impl fmt::Display for LineLocation {
     }
 }
 
-/// A line and its place.
+/// A line with its location.
 #[derive(Clone, Debug)]
 pub struct LocatedLine {
     pub location: LineLocation,
     pub line: HistoryLine,
 }
 
-/// A call with its answer. Without an answer nothing is known of it.
+/// A call with its answer. Without an answer its outcome is unknown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientCall<'a> {
     pub(crate) call: &'a LocatedLine,
@@ -44,10 +45,10 @@ pub struct History {
 }
 
 impl History {
-    /// The lines of one participant, in their order.
+    /// Adds the lines of one participant, in order.
     pub fn add(&mut self, file: &str, lines: impl IntoIterator<Item = HistoryLine>) {
         let file: Arc<str> = file.into();
-        let placed = lines
+        let located_lines = lines
             .into_iter()
             .enumerate()
             .map(|(number, line)| LocatedLine {
@@ -57,11 +58,11 @@ impl History {
                 },
                 line,
             });
-        self.located_lines.extend(placed);
+        self.located_lines.extend(located_lines);
     }
 
-    /// All `*.jsonl` files of a directory. A last line that was cut short by a crash is left out; any other that cannot be
-    /// read is an error.
+    /// Loads all `*.jsonl` files of a directory. A last line that was cut off by a crash is
+    /// skipped; any other unreadable line is an error.
     pub fn load(dir: &Path) -> io::Result<Self> {
         let mut history = Self::default();
         let mut files: Vec<_> = fs::read_dir(dir)?
@@ -84,33 +85,33 @@ impl History {
 
     pub(crate) fn calls(&self) -> Vec<ClientCall<'_>> {
         let mut answers: BTreeMap<(&str, u64), &LocatedLine> = BTreeMap::new();
-        for seen in &self.located_lines {
-            if let Observation::Answer { call, .. } = &seen.line.observation {
-                answers.insert((&seen.line.who, *call), seen);
+        for located in &self.located_lines {
+            if let Observation::Answer { call, .. } = &located.line.observation {
+                answers.insert((&located.line.who, *call), located);
             }
         }
-        let asked = self
-            .located_lines
-            .iter()
-            .filter_map(|seen| match &seen.line.observation {
-                Observation::Call {
-                    call, op, tenant, ..
-                } => Some(ClientCall {
-                    call: seen,
-                    operation: *op,
-                    tenant,
-                    answer: answers.get(&(seen.line.who.as_str(), *call)).copied(),
-                }),
-                _ => None,
-            });
-        asked.collect()
+        let client_call =
+            self.located_lines
+                .iter()
+                .filter_map(|located| match &located.line.observation {
+                    Observation::Call {
+                        call, op, tenant, ..
+                    } => Some(ClientCall {
+                        call: located,
+                        operation: *op,
+                        tenant,
+                        answer: answers.get(&(located.line.who.as_str(), *call)).copied(),
+                    }),
+                    _ => None,
+                });
+        client_call.collect()
     }
 
-    /// Which task an attempt belongs to, by anybody's word.
+    /// The task of each attempt, from any observation that names both.
     pub(crate) fn tasks_by_attempt(&self) -> BTreeMap<&str, &str> {
         let mut tasks = BTreeMap::new();
-        for seen in &self.located_lines {
-            match &seen.line.observation {
+        for located in &self.located_lines {
+            match &located.line.observation {
                 Observation::Offered { task, attempt, .. }
                 | Observation::Granted { task, attempt, .. } => {
                     tasks.insert(attempt.as_str(), task.as_str());

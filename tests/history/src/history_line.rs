@@ -1,37 +1,37 @@
-//! The format: one line of a history. Ids, states and kinds are the words of the wire.
+//! The format: one line of a history. Ids, states and kinds are spelled as on the wire.
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that one participant saw.
+/// One observation of one participant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryLine {
     /// Milliseconds, by one clock for the whole run.
     pub at: u64,
-    /// Who saw it.
+    /// The participant.
     pub who: String,
     #[serde(flatten)]
     pub observation: Observation,
 }
 
-/// What a client asks for.
+/// Kind of a client's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientOperation {
     Submit,
     Cancel,
-    /// An operator's verb: it must be on record.
+    /// An operator's force command; it must be recorded.
     Force,
     /// Parks a task.
     Block,
-    /// A person sends a parked task on.
+    /// A person resumes a parked task.
     Resume,
-    /// An agent takes a parked task over.
+    /// An agent picks up a parked task.
     PickUp,
-    /// Adds to a task's progress; the body is the item that is done.
+    /// Reports progress; the body is the completed item.
     Progress,
     Checkpoint,
     Get,
-    /// Asks for a task of another tenant, which must look like one that does not exist.
+    /// Requests a task of another tenant, which must look like one that does not exist.
     Probe,
 }
 
@@ -39,13 +39,13 @@ pub enum ClientOperation {
 #[serde(rename_all = "snake_case")]
 pub enum CallOutcome {
     Ok,
-    /// Refused: it did not happen.
+    /// Rejected: it had no effect.
     Fail,
-    /// No answer: it may have happened.
+    /// No answer: it may have had an effect.
     Info,
 }
 
-/// An event of a task as the relay tells it.
+/// An event of a task as the relay reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEvent {
     pub revision: u64,
@@ -58,7 +58,7 @@ pub struct HistoryEvent {
     pub task_state: String,
 }
 
-/// An attempt in a task's last record.
+/// An attempt in a task's final record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinalAttempt {
     pub attempt: String,
@@ -69,7 +69,7 @@ pub struct FinalAttempt {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "saw", rename_all = "snake_case")]
 pub enum Observation {
-    /// A client calls. `call` is its own number for it.
+    /// A client's call. `call` is the client's own number for it.
     Call {
         call: u64,
         op: ClientOperation,
@@ -77,24 +77,25 @@ pub enum Observation {
         task: Option<String>,
         /// Idempotency key, for submits.
         key: Option<String>,
-        /// Stands for the body: the same for the same.
+        /// Represents the body: equal for equal bodies.
         body: Option<String>,
     },
-    /// What came of a call.
+    /// The answer to a call.
     Answer {
         call: u64,
         outcome: CallOutcome,
         task: Option<String>,
         revision: Option<u64>,
-        /// The task's state, as answered.
+        /// The task's state in the answer.
         state: Option<String>,
-        /// The machine code of a refusal.
+        /// The machine code of a rejection.
         code: Option<String>,
-        /// The submit found its task already there, or the cancel found it finished.
+        /// The submit's task existed already, or the cancel's task had finished.
         #[serde(default)]
         already: bool,
     },
-    /// What an answered call has made: the attempt by which a task goes on, or the number of a checkpoint.
+    /// What an answered call created: the attempt that continues a task, or the number of a
+    /// checkpoint.
     Made {
         call: u64,
         made: String,
@@ -110,7 +111,7 @@ pub enum Observation {
         watch: u64,
         event: HistoryEvent,
     },
-    /// A daemon received Dispatch. Its tenant is `*` when it serves all.
+    /// A daemon received Dispatch. Its tenant is `*` if it serves all.
     Offered {
         tenant: String,
         task: String,
@@ -121,31 +122,32 @@ pub enum Observation {
         task: String,
         attempt: String,
     },
-    /// An agent that holds leases itself was told that it has one.
+    /// An agent was granted a lease.
     Granted {
         tenant: String,
         task: String,
         attempt: String,
     },
-    /// A daemon sent a terminal frame, or an agent told the end of its attempt.
+    /// A daemon sent a terminal frame, or an agent reported the end of its attempt.
     Sent {
         task: String,
         attempt: String,
         seq: u64,
         word: String,
     },
-    /// A daemon was told that everything up to `seq` is durable.
+    /// A daemon got an ack for all control frames up to `seq`.
     Acked {
         attempt: String,
         seq: u64,
     },
-    /// A daemon was told that a frame was refused.
+    /// A daemon got a rejection of a frame.
     Refused {
         attempt: String,
         seq: u64,
         code: String,
     },
-    /// A process of an attempt came to life. Whoever writes this first writes down all deaths that it can know of by then.
+    /// A process of an attempt has started. The participant that records this first records all
+    /// deaths that it can detect.
     Began {
         attempt: String,
         pid: u32,
@@ -161,7 +163,8 @@ pub enum Observation {
         attempt: String,
         text: String,
     },
-    /// A client reads an attempt's output from its beginning; `reading` is its own number for it.
+    /// A client reads an attempt's output from its beginning; `reading` is the client's own
+    /// number for it.
     Read {
         reading: u64,
         tenant: String,
@@ -170,21 +173,21 @@ pub enum Observation {
         offset: u64,
         text: String,
     },
-    /// So many bytes will never come.
+    /// This many bytes will never be sent.
     ReadCut {
         reading: u64,
         attempt: String,
         offset: u64,
         length: u64,
     },
-    /// The output ended here; `complete` if nothing more will come.
+    /// The output ended here; `complete` if no more follows.
     ReadEnd {
         reading: u64,
         attempt: String,
         offset: u64,
         complete: bool,
     },
-    /// A task as it is in the end.
+    /// The final state of a task.
     Record {
         tenant: String,
         task: String,
@@ -192,29 +195,29 @@ pub enum Observation {
         state: String,
         attempts: Vec<FinalAttempt>,
     },
-    /// What is kept of its goal in the end: the items that are done, those that newer ones pushed out, and the numbers of its
-    /// checkpoints.
+    /// Final progress of the task: completed items, number of items dropped for newer ones, and
+    /// the numbers of its checkpoints.
     Goal {
         task: String,
         completed: Vec<String>,
         dropped: u64,
         checkpoints: Vec<u64>,
     },
-    /// One of its events, as told in the end.
+    /// One of its events, as reported at the end.
     Timeline {
         task: String,
         event: HistoryEvent,
     },
-    /// A task that was removed as it may be: nothing is claimed of it any more.
+    /// A task that retention removed: no rule applies to it any more.
     Removed {
         task: String,
     },
-    /// Something was broken on purpose.
+    /// An injected fault.
     Fault {
         fault: String,
         target: String,
     },
-    /// The run is worth nothing if it counted fewer of these.
+    /// The run is invalid if it counted fewer of these.
     Least {
         count: String,
         least: u64,

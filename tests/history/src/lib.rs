@@ -1,9 +1,11 @@
-//! Histories and their judge. Whoever takes part in a run writes down what it saw, one JSON object a line, each from its own place:
-//! clients, daemons (frames on the wire), children (when they lived), the relay (its records in the end), and whoever broke things.
-//! [`judge`] compares what they saw with what was promised, for real processes and for the simulation alike.
+//! Histories of runs and their checker. Every participant of a run records its observations,
+//! one JSON object per line: clients, daemons (frames on the wire), children (their lifetimes),
+//! the relay (its final records), and the fault injection. [`check_history`] checks them
+//! against the rules, for real processes and for the simulation.
 //!
-//! An answer that never came is `info`: the call may have happened or not, and nobody takes it for a failure. A run that saw too
-//! little is refused like one that saw a broken promise: what it must have seen at least stands in its own history (`least`).
+//! A call without an answer is `info`: it may have had an effect or not, and is not counted as
+//! a failure. A run that observed too little fails like one that violates a rule: its history
+//! contains the required minimum counts (`least`).
 
 mod history;
 mod history_line;

@@ -1,4 +1,5 @@
-//! How much a history shows, and whether that is as much as its run promised to show.
+//! Counts the lines of a history by kind, and compares the counts with the run's required
+//! minimums.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,8 @@ use crate::verdict::RuleViolation;
 
 pub(crate) type NamedCounts = BTreeMap<String, u64>;
 
-/// Codes of refusals that are a fence: the frame spoke for an attempt that has no say any more, or never had.
+/// Rejection codes of a fence: the frame was sent for an attempt that is no longer leased to
+/// its sender, or never was.
 const FENCE_CODES: [&str; 6] = [
     "stale_attempt",
     "unknown_attempt",
@@ -18,13 +20,13 @@ const FENCE_CODES: [&str; 6] = [
     "stale_incarnation",
 ];
 
-/// What each kind of line is counted as.
+/// Counts each kind of line under its name.
 pub(crate) fn count_lines(history: &History) -> NamedCounts {
     let mut counts = NamedCounts::new();
     let mut add = |name: &str| *counts.entry(name.to_owned()).or_default() += 1;
-    for asked in history.calls() {
-        let answer = asked.answer.map(|seen| &seen.line.observation);
-        match (asked.operation, answer) {
+    for client_call in history.calls() {
+        let answer = client_call.answer.map(|located| &located.line.observation);
+        match (client_call.operation, answer) {
             (_, None)
             | (
                 _,
@@ -42,15 +44,15 @@ pub(crate) fn count_lines(history: &History) -> NamedCounts {
             (_, Some(_)) => {}
         }
     }
-    for seen in &history.located_lines {
-        match &seen.line.observation {
-            Observation::WatchOpened { after, .. } if *after > 0 => add("watches taken up again"),
+    for located in &history.located_lines {
+        match &located.line.observation {
+            Observation::WatchOpened { after, .. } if *after > 0 => add("watches resumed"),
             Observation::WatchOpened { .. } => add("watches"),
             Observation::Watched { .. } => add("watched events"),
             Observation::Offered { .. } => add("offers"),
-            Observation::Granted { .. } => add("leases of agents"),
+            Observation::Granted { .. } => add("leases granted to agents"),
             Observation::Confirmed { .. } => add("confirmations"),
-            Observation::Sent { .. } => add("ends told by daemons"),
+            Observation::Sent { .. } => add("ends reported by daemons"),
             Observation::Refused { code, .. } if FENCE_CODES.contains(&code.as_str()) => {
                 add("fenced frames")
             }
@@ -64,7 +66,7 @@ pub(crate) fn count_lines(history: &History) -> NamedCounts {
                 add(&format!("tasks {state}"));
             }
             Observation::Timeline { event, .. } => match event.kind.as_str() {
-                "late_terminal" => add("late ends kept as evidence"),
+                "late_terminal" => add("late ends recorded"),
                 "adopted_late" => add("late results adopted"),
                 "ended" if event.state == "lost" => add("lost attempts"),
                 _ => {}
@@ -86,16 +88,16 @@ pub(crate) fn count_lines(history: &History) -> NamedCounts {
 
 fn call_count_name(op: ClientOperation, outcome: CallOutcome, already: bool) -> &'static str {
     match (op, outcome) {
-        (ClientOperation::Submit, CallOutcome::Ok) if already => "submits answered again",
+        (ClientOperation::Submit, CallOutcome::Ok) if already => "submits repeated",
         (ClientOperation::Submit, CallOutcome::Ok) => "submits acknowledged",
-        (ClientOperation::Cancel, CallOutcome::Ok) if already => "cancels that came late",
+        (ClientOperation::Cancel, CallOutcome::Ok) if already => "cancels of finished tasks",
         (ClientOperation::Cancel, CallOutcome::Ok) => "cancels acknowledged",
-        (ClientOperation::Force, CallOutcome::Ok) => "operators' verbs acknowledged",
+        (ClientOperation::Force, CallOutcome::Ok) => "operator commands acknowledged",
         (ClientOperation::Block, CallOutcome::Ok) => "blocks acknowledged",
         (ClientOperation::Resume, CallOutcome::Ok) => "resumes acknowledged",
         (ClientOperation::PickUp, CallOutcome::Ok) => "pick-ups acknowledged",
         (ClientOperation::Resume | ClientOperation::PickUp, CallOutcome::Fail) => {
-            "hand-offs refused"
+            "hand-offs rejected"
         }
         (ClientOperation::Progress, CallOutcome::Ok) => "progress acknowledged",
         (ClientOperation::Checkpoint, CallOutcome::Ok) => "checkpoints acknowledged",
@@ -116,17 +118,17 @@ fn call_count_name(op: ClientOperation, outcome: CallOutcome, already: bool) -> 
     }
 }
 
-/// The run's own minimums.
+/// Checks the minimums that the history itself requires.
 pub(crate) fn find_unmet_minimums(history: &History, counts: &NamedCounts) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for seen in &history.located_lines {
-        let Observation::Least { count, least } = &seen.line.observation else {
+    for located in &history.located_lines {
+        let Observation::Least { count, least } = &located.line.observation else {
             continue;
         };
         let had = counts.get(count).copied().unwrap_or(0);
         if had < *least {
-            let what = format!("{had} {count}, and fewer than {least} show nothing");
-            found.push(RuleViolation::new("vacuous", "", what, &[seen]));
+            let what = format!("{had} {count}, but at least {least} are required");
+            found.push(RuleViolation::new("vacuous", "", what, &[located]));
         }
     }
     found

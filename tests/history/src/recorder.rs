@@ -1,4 +1,5 @@
-//! Writes histories: one file for each participant, one line at a time, so that what was seen before a crash of the writer is there.
+//! Writes histories: one file per participant, line by line, so that a crash of the writer
+//! loses no earlier observation.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::history_line::{HistoryLine, Observation};
 
-/// The directory of a run. Clones write to the same.
+/// The directory of a run. Clones write to the same directory.
 #[derive(Clone, Debug)]
 pub struct HistoryRecorder {
     dir: PathBuf,
@@ -25,7 +26,7 @@ impl HistoryRecorder {
         &self.dir
     }
 
-    /// The place of one participant.
+    /// The log of one participant.
     pub fn participant_log(&self, who: &str) -> io::Result<ParticipantLog> {
         let path = self.dir.join(format!("{who}.jsonl"));
         let file = File::options().create(true).append(true).open(path)?;
@@ -36,7 +37,7 @@ impl HistoryRecorder {
     }
 }
 
-/// One participant. Clones write to the same file; their lines do not mix.
+/// The log of one participant. Clones write to the same file, one whole line at a time.
 #[derive(Clone, Debug)]
 pub struct ParticipantLog {
     who: Arc<str>,
@@ -44,11 +45,11 @@ pub struct ParticipantLog {
 }
 
 impl ParticipantLog {
-    pub fn record(&self, at: u64, saw: Observation) -> io::Result<()> {
+    pub fn record(&self, at: u64, observation: Observation) -> io::Result<()> {
         let line = HistoryLine {
             at,
             who: self.who.to_string(),
-            observation: saw,
+            observation,
         };
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');

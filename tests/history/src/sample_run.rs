@@ -1,4 +1,4 @@
-//! A sound history in a few lines, for tests that break it in one place each.
+//! A valid history of a few lines, for tests that break it at one point each.
 
 use crate::history::History;
 use crate::history_line::{
@@ -7,7 +7,7 @@ use crate::history_line::{
 use crate::rules::check_history;
 use crate::verdict::HistoryVerdict;
 
-/// What each participant wrote.
+/// The lines of each participant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SampleRun {
     pub(crate) client: Vec<HistoryLine>,
@@ -33,13 +33,13 @@ impl SampleRun {
     }
 }
 
-/// The rule is named, with the task and the lines that show it, and nothing else is found.
+/// Expects this rule to be violated, for this task and at these lines.
 pub(crate) fn expect_violation(run: &SampleRun, rule: &str, task: &str, lines: &str) {
     let verdict = run.verdict();
     let own = verdict.violations.iter().find(|one| one.rule == rule);
-    let told = own.map(ToString::to_string).unwrap_or_default();
-    let named = told.starts_with(&format!("{rule} task {task}: ")) && told.contains(lines);
-    assert!(named, "wanted {rule} of {task} at {lines}: {verdict}");
+    let message = own.map(ToString::to_string).unwrap_or_default();
+    let named = message.starts_with(&format!("{rule} task {task}: ")) && message.contains(lines);
+    assert!(named, "expected {rule} of {task} at {lines}: {verdict}");
 }
 
 /// One task of acme: submitted, offered, run, completed, watched and read.

@@ -1,16 +1,16 @@
-//! What a judge says: how much was looked at, and each promise that did not hold with the lines that show it.
+//! The result of a check: the counts, and each violated rule with the lines that show it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::history::{LineLocation, LocatedLine};
 
-/// A promise that did not hold.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleViolation {
     /// Its id: those of docs/simulation.md, or `vacuous`.
     pub rule: &'static str,
-    /// The task; empty where it is about the whole run.
+    /// The task; empty if it concerns the whole run.
     pub task: String,
     pub message: String,
     pub locations: Vec<LineLocation>,
@@ -27,7 +27,10 @@ impl RuleViolation {
             rule,
             task: task.to_owned(),
             message: what.into(),
-            locations: lines.iter().map(|seen| seen.location.clone()).collect(),
+            locations: lines
+                .iter()
+                .map(|located| located.location.clone())
+                .collect(),
         }
     }
 }
@@ -49,7 +52,7 @@ impl fmt::Display for RuleViolation {
 
 #[derive(Clone, Debug, Default)]
 pub struct HistoryVerdict {
-    /// What was looked at, by name.
+    /// Counted lines, by name.
     pub counts: BTreeMap<String, u64>,
     pub violations: Vec<RuleViolation>,
 }
@@ -59,23 +62,23 @@ impl HistoryVerdict {
         self.violations.is_empty()
     }
 
-    /// A count that nobody made is none.
+    /// Zero for a name that was not counted.
     pub fn count(&self, name: &str) -> u64 {
         self.counts.get(name).copied().unwrap_or(0)
     }
 }
 
-/// Violations that are shown; one cause often has many.
+/// Number of violations that are shown; one cause often has many.
 const VIOLATIONS_SHOWN: usize = 20;
 
 impl fmt::Display for HistoryVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "looked at:")?;
+        writeln!(f, "counts:")?;
         for (name, count) in &self.counts {
             writeln!(f, "  {count:>9} {name}")?;
         }
         if self.is_clean() {
-            return write!(f, "every promise held");
+            return write!(f, "no rule violated");
         }
         writeln!(f, "{} violations:", self.violations.len())?;
         for violation in self.violations.iter().take(VIOLATIONS_SHOWN) {

@@ -1,4 +1,5 @@
-//! Histories as files: written by several participants, read again, judged; and refused when they show too little.
+//! Histories as files: written by several participants, loaded and checked; and rejected if
+//! they contain too little.
 
 use baton_history::{
     CallOutcome, ClientOperation, FinalAttempt, History, HistoryRecorder, Observation,
@@ -6,10 +7,10 @@ use baton_history::{
 };
 
 fn write_history(dir: &std::path::Path, least: u64) {
-    let recorder = HistoryRecorder::new(dir).expect("it can be written");
+    let recorder = HistoryRecorder::new(dir).expect("the history can be written");
     let client = recorder
         .participant_log("client")
-        .expect("it can be written");
+        .expect("the history can be written");
     let submit = Observation::Call {
         call: 1,
         op: ClientOperation::Submit,
@@ -18,7 +19,9 @@ fn write_history(dir: &std::path::Path, least: u64) {
         key: Some("key".into()),
         body: None,
     };
-    client.record(1, submit).expect("it can be written");
+    client
+        .record(1, submit)
+        .expect("the history can be written");
     let answer = Observation::Answer {
         call: 1,
         outcome: CallOutcome::Ok,
@@ -28,7 +31,9 @@ fn write_history(dir: &std::path::Path, least: u64) {
         code: None,
         already: false,
     };
-    client.record(2, answer).expect("it can be written");
+    client
+        .record(2, answer)
+        .expect("the history can be written");
     let record = Observation::Record {
         tenant: "acme".into(),
         task: "t1".into(),
@@ -42,20 +47,20 @@ fn write_history(dir: &std::path::Path, least: u64) {
     };
     recorder
         .participant_log("relay")
-        .expect("it can be written")
+        .expect("the history can be written")
         .record(9, record)
-        .expect("it can be written");
+        .expect("the history can be written");
     let count = "submits acknowledged".to_owned();
     let chaos = recorder
         .participant_log("chaos")
-        .expect("it can be written");
+        .expect("the history can be written");
     chaos
         .record(0, Observation::Least { count, least })
-        .expect("it can be written");
+        .expect("the history can be written");
 }
 
 #[test]
-fn what_was_written_is_read_and_judged() {
+fn a_written_history_is_loaded_and_checked() {
     let dir = tempfile::tempdir().unwrap();
     write_history(dir.path(), 1);
     let history = History::load(dir.path()).unwrap();
@@ -65,21 +70,21 @@ fn what_was_written_is_read_and_judged() {
 }
 
 #[test]
-fn a_run_that_saw_too_little_is_refused() {
+fn a_run_with_too_few_observations_fails() {
     let dir = tempfile::tempdir().unwrap();
     write_history(dir.path(), 2);
     let verdict = check_history(&History::load(dir.path()).unwrap());
-    let told = verdict.to_string();
+    let message = verdict.to_string();
     assert!(!verdict.is_clean());
     assert!(
-        told.contains("vacuous: 1 submits acknowledged, and fewer than 2"),
-        "{told}"
+        message.contains("vacuous: 1 submits acknowledged, but at least 2 are required"),
+        "{message}"
     );
-    assert!(told.contains("chaos.jsonl:1"), "{told}");
+    assert!(message.contains("chaos.jsonl:1"), "{message}");
 }
 
 #[test]
-fn a_line_that_a_crash_cut_short_is_left_out_and_any_other_damage_is_an_error() {
+fn only_a_cut_off_last_line_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
     write_history(dir.path(), 1);
     let file = dir.path().join("client.jsonl");

@@ -135,10 +135,10 @@ fn the_judge_of_histories_finds_every_promise_kept() {
         "blocks acknowledged",
         "resumes acknowledged",
         "pick-ups acknowledged",
-        "hand-offs refused",
+        "hand-offs rejected",
         "progress acknowledged",
         "checkpoints acknowledged",
-        "leases of agents",
+        "leases granted to agents",
     ];
     let mut seen = [0; 7];
     let (mut judged, mut acks, mut lines) = (0, 0, 0);

@@ -1,5 +1,5 @@
-//! An agent that speaks the Agent Client Protocol: JSON-RPC, a session with prompts, what happens as updates of it, and
-//! the answer to a prompt as the end of its turn.
+//! An agent with the Agent Client Protocol: JSON-RPC, a session with prompts, events as updates
+//! of it, and the answer to a prompt as the end of its turn.
 
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -13,10 +13,10 @@ use crate::stdio_pipes::StdioPipes;
 use crate::tool_server::{McpToolServer, server_from_message};
 use crate::{split_in_half, text_at};
 
-/// What each request to the model is said to use: input, output, read from and written to the cache.
+/// Reported usage of each model request: input, output, cache reads and cache writes.
 const USAGE_PER_REQUEST: [u64; 4] = [12, 7, 200, 100];
 const PRICE_PER_REQUEST: f64 = 0.000_728;
-/// What a client that has no answer gets.
+/// Error codes for requests that fail.
 const METHOD_NOT_FOUND: i64 = -32601;
 const RESOURCE_NOT_FOUND: i64 = -32002;
 const AUTH_REQUIRED: i64 = -32000;
@@ -25,9 +25,9 @@ const INTERNAL_ERROR: i64 = -32603;
 pub(crate) struct AcpWire {
     script: Option<String>,
     session: String,
-    /// The request that the turn answers.
+    /// The prompt request that the end of the turn answers.
     prompt_request_id: Value,
-    /// Requests of its own, which have their own numbers.
+    /// Its own requests are numbered separately.
     request_count: u64,
     /// Requests to the model, in this turn and in the session.
     model_requests: u64,
@@ -74,18 +74,18 @@ impl AcpWire {
     }
 
     fn open_session(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut StdioPipes) {
-        let wanted = text_at(params, "/sessionId");
+        let session_id = text_at(params, "/sessionId");
         self.tool_server = params
             .pointer("/mcpServers/0")
             .and_then(server_from_message);
         let fresh = method == "session/new";
-        if !fresh && !is_known_conversation(wanted, self.script.as_deref()) {
-            let message = format!("Resource not found: {wanted}");
+        if !fresh && !is_known_conversation(session_id, self.script.as_deref()) {
+            let message = format!("Resource not found: {session_id}");
             send_error_message(
                 id,
                 RESOURCE_NOT_FOUND,
                 &message,
-                json!({"sessionId": wanted}),
+                json!({"sessionId": session_id}),
                 pipes,
             );
             return;
@@ -93,7 +93,7 @@ impl AcpWire {
         self.session = if fresh {
             new_conversation()
         } else {
-            wanted.to_owned()
+            session_id.to_owned()
         };
         if method == "session/load" {
             let content = json!({"type": "text", "text": "what was said before"});
@@ -196,8 +196,8 @@ impl AgentWireProtocol for AcpWire {
             "session/prompt" => {
                 self.prompt_request_id = id;
                 let blocks = params["prompt"].as_array().into_iter().flatten();
-                let words: Vec<&str> = blocks.map(|block| text_at(block, "/text")).collect();
-                return ClientMessage::Prompt(words.join("\n"));
+                let text: Vec<&str> = blocks.map(|block| text_at(block, "/text")).collect();
+                return ClientMessage::Prompt(text.join("\n"));
             }
             "session/cancel" => return ClientMessage::Interrupt,
             "" if message.get("result").is_some() => {
@@ -226,18 +226,18 @@ impl AgentWireProtocol for AcpWire {
         self.model_requests = 0;
     }
 
-    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+    fn send_text(&mut self, text: &str, pipes: &mut StdioPipes) {
         self.count_model_request();
         self.message = format!("msg_{}", Uuid::now_v7().simple());
-        for piece in split_in_half(words) {
+        for piece in split_in_half(text) {
             let content = json!({"type": "text", "text": piece});
             let update = json!({"content": content, "messageId": self.message});
             self.send_update("agent_message_chunk", update, pipes);
         }
     }
 
-    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
-        let content = json!({"type": "text", "text": words});
+    fn send_thinking(&mut self, text: &str, pipes: &mut StdioPipes) {
+        let content = json!({"type": "text", "text": text});
         let id = format!("msg_{}", Uuid::now_v7().simple());
         let update = json!({"content": content, "messageId": id});
         self.send_update("agent_thought_chunk", update, pipes);
@@ -277,13 +277,13 @@ impl AgentWireProtocol for AcpWire {
     }
 
     fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes) {
-        let (status, words) = match outcome {
+        let (status, text) = match outcome {
             ToolOutcome::Done => ("completed", "done"),
             ToolOutcome::Denied => ("failed", "Permission was denied."),
         };
-        let content = json!([{"type": "content", "content": {"type": "text", "text": words}}]);
+        let content = json!([{"type": "content", "content": {"type": "text", "text": text}}]);
         let update = json!({
-            "toolCallId": tool.id, "status": status, "rawOutput": words, "content": content, "_meta": {},
+            "toolCallId": tool.id, "status": status, "rawOutput": text, "content": content, "_meta": {},
         });
         self.send_update("tool_call_update", update, pipes);
     }
@@ -291,22 +291,24 @@ impl AgentWireProtocol for AcpWire {
     fn ask_questions(
         &mut self,
         tool: &OpenToolCall,
-        asked: &[ScriptedQuestion],
+        questions: &[ScriptedQuestion],
         pipes: &mut StdioPipes,
     ) -> Option<String> {
         let mut properties = Map::new();
-        for (at, asked) in asked.iter().enumerate() {
+        for (at, question) in questions.iter().enumerate() {
             let option = |label: &String| json!({"const": label, "title": label});
-            let options: Vec<Value> = asked.options.iter().map(option).collect();
-            let property = match asked.allows_many {
-                true => json!({"type": "array", "title": asked.text, "items": {"anyOf": options}}),
-                false => json!({"type": "string", "title": asked.text, "oneOf": options}),
+            let options: Vec<Value> = question.options.iter().map(option).collect();
+            let property = match question.allows_many {
+                true => {
+                    json!({"type": "array", "title": question.text, "items": {"anyOf": options}})
+                }
+                false => json!({"type": "string", "title": question.text, "oneOf": options}),
             };
             properties.insert(format!("question_{at}"), property);
         }
-        self.question_count = asked.len();
+        self.question_count = questions.len();
         let schema = json!({"type": "object", "properties": properties});
-        let message = asked.first().map_or("", |asked| &asked.text);
+        let message = questions.first().map_or("", |question| &question.text);
         let params = json!({
             "mode": "form", "toolCallId": tool.id, "message": message, "requestedSchema": schema,
         });
@@ -350,7 +352,7 @@ impl AgentWireProtocol for AcpWire {
     }
 }
 
-/// One of several, or several.
+/// A single choice, or several.
 fn answer_field(fields: &Map<String, Value>, at: usize) -> String {
     match fields.get(&format!("question_{at}")) {
         Some(Value::String(one)) => one.clone(),

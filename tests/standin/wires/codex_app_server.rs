@@ -1,5 +1,5 @@
-//! Codex as it speaks with `app-server`: JSON-RPC without its version tag, a thread with turns, approvals as requests
-//! with ids of their own, running totals of what was used.
+//! Codex with `app-server`: JSON-RPC without its version tag, a thread with turns, approvals as
+//! requests with their own ids, running totals of usage.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -13,16 +13,16 @@ use crate::stdio_pipes::StdioPipes;
 use crate::{split_in_half, text_at};
 
 const MODEL: &str = "standin-1";
-/// What each request to the model is said to use: input, of that from the cache, output.
+/// Reported usage of each model request: input, of that from the cache, output.
 const USAGE_PER_REQUEST: [u64; 3] = [312, 200, 27];
-/// Any moment will do: nobody looks at it.
+/// A fixed time; it is never checked.
 const NOW_MS: u64 = 1_700_000_000_000;
 
 pub(crate) struct CodexAppServerWire {
     script: Option<String>,
     thread: String,
     turn: String,
-    /// Requests of its own, which have their own numbers.
+    /// Its own requests are numbered separately.
     request_count: u64,
     /// Requests to the model, in this turn and in the thread.
     model_requests: u64,
@@ -84,14 +84,14 @@ impl CodexAppServerWire {
     }
 
     fn open_thread(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut StdioPipes) {
-        let wanted = text_at(params, "/threadId");
-        if method == "thread/resume" && !is_known_conversation(wanted, self.script.as_deref()) {
-            let message = format!("no rollout found for thread id {wanted}");
+        let thread_id = text_at(params, "/threadId");
+        if method == "thread/resume" && !is_known_conversation(thread_id, self.script.as_deref()) {
+            let message = format!("no rollout found for thread id {thread_id}");
             pipes.send_message(&json!({"error": {"code": -32600, "message": message}, "id": id}));
             return;
         }
         self.thread = match method {
-            "thread/resume" => wanted.to_owned(),
+            "thread/resume" => thread_id.to_owned(),
             _ => new_conversation(),
         };
         let cwd = text_at(params, "/cwd");
@@ -112,7 +112,7 @@ impl CodexAppServerWire {
         }
     }
 
-    /// With `startedAt` once it runs, and the rest once it has ended.
+    /// With `startedAt` once it runs, and the other times once it has ended.
     fn turn_message(&self, status: &str, error: Value, ended: bool) -> Value {
         let at = NOW_MS / 1_000;
         let items: Vec<Value> = self
@@ -190,11 +190,11 @@ impl CodexAppServerWire {
 
     fn parse_replies(&self, answers: &serde_json::Map<String, Value>) -> Vec<String> {
         let reply = |id: &String| {
-            let words = answers
+            let text = answers
                 .get(id)
                 .and_then(|answer| answer["answers"].as_array());
-            let words = words.into_iter().flatten().filter_map(Value::as_str);
-            words.collect::<Vec<_>>().join(", ")
+            let text = text.into_iter().flatten().filter_map(Value::as_str);
+            text.collect::<Vec<_>>().join(", ")
         };
         self.questions.iter().map(reply).collect()
     }
@@ -265,7 +265,7 @@ impl AgentWireProtocol for CodexAppServerWire {
         );
     }
 
-    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
+    fn send_text(&mut self, text: &str, pipes: &mut StdioPipes) {
         self.model_requests = 1;
         let id = format!("msg_{}", Uuid::now_v7().simple());
         let message = |text: &str| {
@@ -275,24 +275,24 @@ impl AgentWireProtocol for CodexAppServerWire {
             })
         };
         self.send_item("started", message(""), pipes);
-        for piece in split_in_half(words) {
+        for piece in split_in_half(text) {
             self.send_delta("item/agentMessage/delta", &id, piece, json!({}), pipes);
         }
-        self.send_item("completed", message(words), pipes);
-        let mut said = message(words);
-        said["startedAtMs"] = json!(NOW_MS);
-        said["completedAtMs"] = json!(NOW_MS);
-        self.last_message = Some(said);
+        self.send_item("completed", message(text), pipes);
+        let mut sent_message = message(text);
+        sent_message["startedAtMs"] = json!(NOW_MS);
+        sent_message["completedAtMs"] = json!(NOW_MS);
+        self.last_message = Some(sent_message);
     }
 
-    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
+    fn send_thinking(&mut self, text: &str, pipes: &mut StdioPipes) {
         self.model_requests = 1;
         let id = format!("rs_{}", Uuid::now_v7().simple());
         let thoughts = |summary: Value| json!({"type": "reasoning", "id": id, "summary": summary, "content": []});
         self.send_item("started", thoughts(json!([])), pipes);
         let first = json!({"summaryIndex": 0});
-        self.send_delta("item/reasoning/summaryTextDelta", &id, words, first, pipes);
-        self.send_item("completed", thoughts(json!([words])), pipes);
+        self.send_delta("item/reasoning/summaryTextDelta", &id, text, first, pipes);
+        self.send_item("completed", thoughts(json!([text])), pipes);
     }
 
     fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
@@ -354,19 +354,19 @@ impl AgentWireProtocol for CodexAppServerWire {
     fn ask_questions(
         &mut self,
         tool: &OpenToolCall,
-        asked: &[ScriptedQuestion],
+        scripted: &[ScriptedQuestion],
         pipes: &mut StdioPipes,
     ) -> Option<String> {
-        let question = |(at, asked): (usize, &ScriptedQuestion)| {
+        let question = |(at, scripted): (usize, &ScriptedQuestion)| {
             let option = |label: &String| json!({"label": label, "description": ""});
-            let options: Vec<Value> = asked.options.iter().map(option).collect();
+            let options: Vec<Value> = scripted.options.iter().map(option).collect();
             json!({
-                "id": format!("q{at}"), "header": "Choice", "question": asked.text, "isOther": false,
+                "id": format!("q{at}"), "header": "Choice", "question": scripted.text, "isOther": false,
                 "isSecret": false, "options": options,
             })
         };
-        let questions: Vec<Value> = asked.iter().enumerate().map(question).collect();
-        self.questions = (0..asked.len()).map(|at| format!("q{at}")).collect();
+        let questions: Vec<Value> = scripted.iter().enumerate().map(question).collect();
+        self.questions = (0..scripted.len()).map(|at| format!("q{at}")).collect();
         let params = json!({"itemId": tool.id, "questions": questions});
         self.send_request("item/tool/requestUserInput", params, pipes)
     }

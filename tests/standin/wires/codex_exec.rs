@@ -1,5 +1,5 @@
-//! Codex as it prints with `exec --json`: the prompt is read to its end, items come whole, nobody can be asked, and
-//! what was used is said of the whole thread.
+//! Codex with `exec --json`: it reads the prompt up to the end of stdin, sends only whole
+//! items, cannot ask for input, and reports the usage of the whole thread.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -11,14 +11,14 @@ use crate::script_player::{
 };
 use crate::stdio_pipes::StdioPipes;
 
-/// What each request to the model is said to use: input, of that from the cache, output.
+/// Reported usage of each model request: input, of that from the cache, output.
 const USAGE_PER_REQUEST: [u64; 3] = [312, 200, 27];
 
 pub(crate) struct CodexExecWire {
     resume: Option<String>,
     is_unknown_thread: bool,
     item_count: u32,
-    /// Ids of tool calls by the item's.
+    /// The item id of the open tool call.
     open_item: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl AgentWireProtocol for CodexExecWire {
     fn start_wire(&mut self, pipes: &mut StdioPipes) -> ClientMessage {
         let prompt = pipes.read_to_end();
         let thread = match &self.resume {
-            // What is no id is taken for a name, and begins anew.
+            // A value that is not an id is taken as a name, and a new thread begins.
             Some(id) if self.is_unknown_thread && Uuid::parse_str(id).is_ok() => {
                 let problem = format!(
                     "Error: thread/resume: thread/resume failed: no rollout found for thread id {id} (code -32600)\n"
@@ -77,15 +77,15 @@ impl AgentWireProtocol for CodexExecWire {
         pipes.send_message(&json!({"type": "turn.started"}));
     }
 
-    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
-        self.send_completed_item(json!({"type": "agent_message", "text": words}), pipes);
+    fn send_text(&mut self, text: &str, pipes: &mut StdioPipes) {
+        self.send_completed_item(json!({"type": "agent_message", "text": text}), pipes);
     }
 
-    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
-        self.send_completed_item(json!({"type": "reasoning", "text": words}), pipes);
+    fn send_thinking(&mut self, text: &str, pipes: &mut StdioPipes) {
+        self.send_completed_item(json!({"type": "reasoning", "text": text}), pipes);
     }
 
-    /// A warning, which is no failure.
+    /// A warning, which is not a failure.
     fn send_invisible_event(&mut self, pipes: &mut StdioPipes) {
         self.send_completed_item(json!({"type": "error", "message": "nothing to see"}), pipes);
     }
@@ -125,7 +125,7 @@ impl AgentWireProtocol for CodexExecWire {
         None
     }
 
-    /// Of the whole thread: one turn more when it was taken up again.
+    /// Usage of the whole thread: one turn more after a resume.
     fn send_result(&mut self, _: &str, pipes: &mut StdioPipes) {
         let turns = if self.resume.is_some() { 2 } else { 1 };
         let [input, cached, output] = USAGE_PER_REQUEST.map(|used| used * turns);

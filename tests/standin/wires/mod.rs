@@ -1,6 +1,6 @@
-//! The wires that the stand-in agent speaks, one file for each real program.
-//! Each translates the player's steps into that program's messages, and its client's messages into inputs of the player.
-//! What is played is decided by the script, never here.
+//! The protocols of the stand-in agent, one file for each real program. Each translates the
+//! player's steps into that program's messages, and the client's messages into inputs of the
+//! player. The script decides what is played.
 
 pub(crate) mod acp;
 pub(crate) mod claude;

@@ -121,7 +121,7 @@ mod tests {
             command_line: String::new(),
         };
         let watched = WatchedProcesses::new("", "", &[process]);
-        let start_times = process_start_time(pid).unwrap();
+        let began = process_start_time(pid).unwrap();
         let tick = Duration::from_millis(10);
         assert!(before <= began + tick && began <= boottime());
         send_signal(pid, Signal::STOP);

@@ -1,5 +1,6 @@
-//! S4: what was acknowledged is in every later state: tasks, cancels and ends that were taken, and no answer is older than one that had been
-//! given before the question. L2: in the end everything has ended or waits for a person.
+//! S4: everything acknowledged is contained in every later state: tasks, cancels and accepted
+//! ends, and no answer is older than one that was given before the call. L2: in the end every
+//! task has ended or waits for a person.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +9,21 @@ use crate::history::{ClientCall, LocatedLine};
 use crate::history_line::{CallOutcome, ClientOperation, Observation};
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut found = lost_calls(case);
-    found.extend(unrecorded_operations(case));
-    found.extend(lost_ends(case));
-    found.extend(revisions_going_back(case));
-    found.extend(unfinished_tasks(case));
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = lost_calls(indexed);
+    found.extend(unrecorded_operations(indexed));
+    found.extend(lost_ends(indexed));
+    found.extend(revisions_going_back(indexed));
+    found.extend(unfinished_tasks(indexed));
     found
 }
 
-fn lost_calls(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+fn lost_calls(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for asked in &case.calls {
-        let Some(answer) = asked.answer else { continue };
+    for client_call in &indexed.calls {
+        let Some(answer) = client_call.answer else {
+            continue;
+        };
         let Observation::Answer {
             outcome: CallOutcome::Ok,
             task: Some(task),
@@ -30,39 +33,49 @@ fn lost_calls(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
         else {
             continue;
         };
-        if case.removed.contains(task.as_str()) {
+        if indexed.removed.contains(task.as_str()) {
             continue;
         }
-        let Some(record) = case.final_tasks.get(task.as_str()) else {
+        let Some(record) = indexed.final_tasks.get(task.as_str()) else {
             let what = format!(
-                "{:?} was acknowledged, and the task is gone",
-                asked.operation
+                "{:?} was acknowledged, but the task is missing",
+                client_call.operation
             );
-            found.push(RuleViolation::new("S4", task, what, &[asked.call, answer]));
-            continue;
-        };
-        if asked.operation == ClientOperation::Cancel && !already && record.state != "canceled" {
-            let what = format!("its cancel was acknowledged, and it is {}", record.state);
             found.push(RuleViolation::new(
                 "S4",
                 task,
                 what,
-                &[asked.call, answer, record.located_line],
+                &[client_call.call, answer],
+            ));
+            continue;
+        };
+        if client_call.operation == ClientOperation::Cancel
+            && !already
+            && record.state != "canceled"
+        {
+            let what = format!("its cancel was acknowledged, but it is {}", record.state);
+            found.push(RuleViolation::new(
+                "S4",
+                task,
+                what,
+                &[client_call.call, answer, record.located_line],
             ));
         }
     }
     found
 }
 
-/// An operator's verb is in the task's events, at the latest where its answer says how far they went.
-fn unrecorded_operations(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// A force command is in the task's events, at the latest at the revision of its answer.
+fn unrecorded_operations(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for asked in case
+    for client_call in indexed
         .calls
         .iter()
-        .filter(|asked| asked.operation == ClientOperation::Force)
+        .filter(|client_call| client_call.operation == ClientOperation::Force)
     {
-        let Some(answer) = asked.answer else { continue };
+        let Some(answer) = client_call.answer else {
+            continue;
+        };
         let Observation::Answer {
             outcome: CallOutcome::Ok,
             task: Some(task),
@@ -72,38 +85,43 @@ fn unrecorded_operations(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
         else {
             continue;
         };
-        let Some(timeline) = case.timelines.get(task.as_str()) else {
+        let Some(timeline) = indexed.timelines.get(task.as_str()) else {
             continue;
         };
-        // Of a long story the oldest events are not kept.
+        // The oldest events of a long timeline are removed.
         let cut = timeline.keys().next().is_none_or(|first| *first > 1);
         let mut events = timeline.values().map(|(_, event)| event);
-        let told = events.any(|event| event.kind == "forced" && event.revision <= *revision);
-        if !told && !cut {
-            let what = "an operator's verb was acknowledged and is not on record";
-            found.push(RuleViolation::new("S4", task, what, &[asked.call, answer]));
+        let is_recorded = events.any(|event| event.kind == "forced" && event.revision <= *revision);
+        if !is_recorded && !cut {
+            let what = "a force command was acknowledged but is not recorded";
+            found.push(RuleViolation::new(
+                "S4",
+                task,
+                what,
+                &[client_call.call, answer],
+            ));
         }
     }
     found
 }
 
-/// An end that the relay told a daemon to be durable.
-fn lost_ends(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut told: BTreeMap<(&str, &str), (u64, &LocatedLine)> = BTreeMap::new();
+/// An end that the relay acknowledged to a daemon.
+fn lost_ends(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut sent_ends: BTreeMap<(&str, &str), (u64, &LocatedLine)> = BTreeMap::new();
     let mut found = Vec::new();
-    for seen in &case.history.located_lines {
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        match &located.line.observation {
             Observation::Sent { attempt, seq, .. } => {
-                told.insert((&seen.line.who, attempt), (*seq, seen));
+                sent_ends.insert((&located.line.who, attempt), (*seq, located));
             }
             Observation::Acked { attempt, seq } => {
-                let key = (seen.line.who.as_str(), attempt.as_str());
-                let Some((sent, _)) = told.get(&key).filter(|(sent, _)| seq >= sent).copied()
+                let key = (located.line.who.as_str(), attempt.as_str());
+                let Some((sent, _)) = sent_ends.get(&key).filter(|(sent, _)| seq >= sent).copied()
                 else {
                     continue;
                 };
-                let (_, first) = told.remove(&key).unwrap_or((sent, seen));
-                found.extend(missing_end(case, attempt, first, seen));
+                let (_, first) = sent_ends.remove(&key).unwrap_or((sent, located));
+                found.extend(missing_end(indexed, attempt, first, located));
             }
             _ => {}
         }
@@ -112,7 +130,7 @@ fn lost_ends(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
 }
 
 fn missing_end(
-    case: &IndexedHistory<'_>,
+    indexed: &IndexedHistory<'_>,
     attempt: &str,
     sent: &LocatedLine,
     acked: &LocatedLine,
@@ -120,37 +138,38 @@ fn missing_end(
     let Observation::Sent { task, word, .. } = &sent.line.observation else {
         return None;
     };
-    if case.removed.contains(task.as_str()) {
+    if indexed.removed.contains(task.as_str()) {
         return None;
     }
-    let state = match case.final_attempt(attempt) {
+    let state = match indexed.final_attempt(attempt) {
         Some((_, one)) if ENDED_STATES.contains(&one.state.as_str()) => return None,
-        // A park stops the worker, which says that it did.
+        // A park stops the worker, which reports that it did.
         Some((_, one)) if one.state == "parked" && word == "canceled" => return None,
-        // A result without its files waits for a person where that was asked for, and its timeline says so.
-        Some((_, one)) if one.state == "parked" && waits_for_person(case, task, attempt) => {
+        // A result without its required files is parked if the contract requires it, and its
+        // timeline shows that.
+        Some((_, one)) if one.state == "parked" && waits_for_person(indexed, task, attempt) => {
             return None;
         }
         Some((_, one)) => one.state.as_str(),
-        // A record keeps the newest attempts of a long row only.
-        None if case.final_tasks.contains_key(task.as_str()) => return None,
-        None => "gone with its task",
+        // A record keeps only the newest attempts of a long series.
+        None if indexed.final_tasks.contains_key(task.as_str()) => return None,
+        None => "missing with its task",
     };
-    let what = format!("{word} of {attempt} was acknowledged, and the attempt is {state}");
+    let what = format!("{word} of {attempt} was acknowledged, but the attempt is {state}");
     Some(RuleViolation::new("S4", task, what, &[sent, acked]))
 }
 
-fn waits_for_person(case: &IndexedHistory<'_>, task: &str, attempt: &str) -> bool {
-    let timeline = case.timelines.get(task);
+fn waits_for_person(indexed: &IndexedHistory<'_>, task: &str, attempt: &str) -> bool {
+    let timeline = indexed.timelines.get(task);
     let mut events = timeline.into_iter().flat_map(BTreeMap::values);
     events.any(|(_, event)| event.kind == "attention" && event.attempt == attempt)
 }
 
-/// By real time: whoever asks after an answer was given sees at least as much.
-fn revisions_going_back(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// By real time: a call after an answer sees at least the same revision.
+fn revisions_going_back(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut by_task: BTreeMap<&str, Vec<(&ClientCall<'_>, &LocatedLine, u64)>> = BTreeMap::new();
-    for asked in &case.calls {
-        if let Some(answer) = asked.answer
+    for client_call in &indexed.calls {
+        if let Some(answer) = client_call.answer
             && let Observation::Answer {
                 outcome: CallOutcome::Ok,
                 task: Some(task),
@@ -159,23 +178,23 @@ fn revisions_going_back(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
             } = &answer.line.observation
         {
             let answers = by_task.entry(task).or_default();
-            answers.push((asked, answer, *revision));
+            answers.push((client_call, answer, *revision));
         }
     }
     let mut found = Vec::new();
     for (task, mut answers) in by_task {
-        answers.sort_by_key(|(asked, ..)| asked.call.line.at);
+        answers.sort_by_key(|(client_call, ..)| client_call.call.line.at);
         let mut given: Vec<(u64, u64, &LocatedLine)> = answers
             .iter()
             .map(|(_, answer, revision)| (answer.line.at, *revision, *answer))
             .collect();
         given.sort_by_key(|(at, ..)| *at);
         let (mut next, mut most): (usize, Option<(u64, &LocatedLine)>) = (0, None);
-        for (asked, answer, revision) in &answers {
-            while next < given.len() && given[next].0 < asked.call.line.at {
-                let (_, seen_revision, seen) = given[next];
+        for (client_call, answer, revision) in &answers {
+            while next < given.len() && given[next].0 < client_call.call.line.at {
+                let (_, seen_revision, located) = given[next];
                 if most.is_none_or(|(most, _)| seen_revision > most) {
-                    most = Some((seen_revision, seen));
+                    most = Some((seen_revision, located));
                 }
                 next += 1;
             }
@@ -185,7 +204,7 @@ fn revisions_going_back(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                     "S4",
                     task,
                     what,
-                    &[earlier, asked.call, answer],
+                    &[earlier, client_call.call, answer],
                 ));
             }
         }
@@ -193,12 +212,12 @@ fn revisions_going_back(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-fn unfinished_tasks(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let open = case.final_tasks.iter().filter(|(_, record)| {
+fn unfinished_tasks(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let open = indexed.final_tasks.iter().filter(|(_, record)| {
         !TERMINAL_STATES.contains(&record.state) && record.state != "needs_attention"
     });
     open.map(|(task, record)| {
-        let what = format!("it is {} in the end", record.state);
+        let what = format!("it is {} at the end", record.state);
         RuleViolation::new("L2", task, what, &[record.located_line])
     })
     .collect()
@@ -211,7 +230,7 @@ mod tests {
     use crate::sample_run::{answer, call, expect_violation};
 
     #[test]
-    fn an_acknowledged_task_that_is_gone_is_found() {
+    fn a_missing_acknowledged_task_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Submit, "acme", None));
@@ -221,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_submit_without_an_answer_claims_nothing() {
+    fn a_submit_without_an_answer_is_no_violation() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Submit, "acme", None));
@@ -234,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_removed_as_it_may_be_is_not_missed() {
+    fn a_removed_task_is_no_violation() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Submit, "acme", None));
@@ -248,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_cancel_that_did_not_hold_is_found() {
+    fn an_acknowledged_cancel_without_effect_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Cancel, "acme", Some("t1")));
@@ -258,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_verb_that_is_not_on_record_is_found() {
+    fn an_unrecorded_force_command_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Force, "acme", Some("t9")));
@@ -292,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_end_that_is_gone_is_found() {
+    fn a_missing_acknowledged_end_is_found() {
         let mut run = sample_run::sound_run();
         run.daemon.push(sample_run::offered("acme", "t2", "a2"));
         run.daemon.push(sample_run::sent("t2", "a2"));

@@ -1,4 +1,5 @@
-//! S3: an attempt that has ended changes nothing any more, and a result is one that its own holder sent.
+//! S3: an attempt that has ended has no further effect, and a result was sent by the attempt's
+//! own holder.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,23 +8,23 @@ use crate::history::LocatedLine;
 use crate::history_line::{HistoryEvent, Observation};
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut found = changes_after_end(case);
-    found.extend(results_of_other_holders(case));
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = changes_after_end(indexed);
+    found.extend(results_of_other_holders(indexed));
     found
 }
 
-/// Two exceptions: a late result that was adopted, and the last of too many attempts that were given back, which takes the limit as
-/// its failure in the commit that stops the retries.
-fn changes_after_end(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// Two exceptions: an adopted late result, and the last of too many released attempts, which
+/// fails with the dispatch limit in the commit that stops the retries.
+fn changes_after_end(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for (task, timeline) in &case.timelines {
-        let mut over: BTreeMap<&str, (&str, &LocatedLine)> = BTreeMap::new();
-        for (seen, event) in timeline
+    for (task, timeline) in &indexed.timelines {
+        let mut ended: BTreeMap<&str, (&str, &LocatedLine)> = BTreeMap::new();
+        for (located, event) in timeline
             .values()
             .filter(|(_, event)| !event.state.is_empty())
         {
-            if let Some((state, since)) = over.get(event.attempt.as_str())
+            if let Some((state, since)) = ended.get(event.attempt.as_str())
                 && *state != event.state
                 && !is_late_adoption(timeline, event)
                 && (*state, event.kind.as_str()) != ("released", "retry_stopped")
@@ -32,27 +33,27 @@ fn changes_after_end(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                     "{} was {state} and became {} by {}",
                     event.attempt, event.state, event.kind
                 );
-                found.push(RuleViolation::new("S3", task, what, &[since, seen]));
+                found.push(RuleViolation::new("S3", task, what, &[since, located]));
             }
             if ENDED_STATES.contains(&event.state.as_str()) {
-                over.insert(&event.attempt, (&event.state, seen));
+                ended.insert(&event.attempt, (&event.state, located));
             }
         }
     }
     found
 }
 
-/// Only where daemons wrote down what they heard and said.
-fn results_of_other_holders(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// Only if daemons recorded their frames.
+fn results_of_other_holders(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut holders: BTreeSet<(&str, &str)> = BTreeSet::new();
     let mut sent: BTreeMap<&str, Vec<&LocatedLine>> = BTreeMap::new();
-    for seen in &case.history.located_lines {
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        match &located.line.observation {
             Observation::Offered { attempt, .. } | Observation::Granted { attempt, .. } => {
-                holders.insert((attempt, &seen.line.who));
+                holders.insert((attempt, &located.line.who));
             }
             Observation::Sent { attempt, word, .. } if word == "complete" => {
-                sent.entry(attempt).or_default().push(seen);
+                sent.entry(attempt).or_default().push(located);
             }
             _ => {}
         }
@@ -61,7 +62,7 @@ fn results_of_other_holders(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     if holders.is_empty() {
         return found;
     }
-    for (task, record) in &case.final_tasks {
+    for (task, record) in &indexed.final_tasks {
         for one in record
             .attempts
             .iter()
@@ -72,9 +73,12 @@ fn results_of_other_holders(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 .map_or(&[][..], Vec::as_slice);
             let own = sent
                 .iter()
-                .any(|seen| holders.contains(&(&one.attempt, &seen.line.who)));
-            if !own && !is_completed_by_operator(case, task, &one.attempt) {
-                let what = format!("{} is completed, and its holder never said so", one.attempt);
+                .any(|located| holders.contains(&(&one.attempt, &located.line.who)));
+            if !own && !is_completed_by_operator(indexed, task, &one.attempt) {
+                let what = format!(
+                    "{} is completed, but its holder never reported it",
+                    one.attempt
+                );
                 let lines: Vec<&LocatedLine> = std::iter::once(record.located_line)
                     .chain(sent.to_vec())
                     .collect();
@@ -85,9 +89,10 @@ fn results_of_other_holders(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-/// An operator completed it: a verb is on record in the commit of its end, at most two events before.
-fn is_completed_by_operator(case: &IndexedHistory<'_>, task: &str, attempt: &str) -> bool {
-    let Some(timeline) = case.timelines.get(task) else {
+/// An operator completed it: a force command is recorded in the commit of its end, at most two
+/// events before.
+fn is_completed_by_operator(indexed: &IndexedHistory<'_>, task: &str, attempt: &str) -> bool {
+    let Some(timeline) = indexed.timelines.get(task) else {
         return false;
     };
     let events = || timeline.values().map(|(_, event)| *event);
@@ -120,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_somebody_else_sent_is_found() {
+    fn a_result_of_another_holder_is_found() {
         let mut run = sample_run::sound_run();
         run.daemon
             .retain(|line| !matches!(line.observation, Observation::Sent { .. }));

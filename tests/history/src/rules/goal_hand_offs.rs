@@ -1,5 +1,6 @@
-//! Goals: an acknowledged block, resume, pick-up, checkpoint or item of progress is still there in the end. What waits for a person is
-//! leased to nobody, is sent on once, and only the newest attempt of a task waits.
+//! Goals: an acknowledged block, resume, pick-up, checkpoint or progress item is still stored
+//! at the end. A parked task has no lease and is resumed once, and only the newest attempt of a
+//! task is parked.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +9,17 @@ use crate::history::{ClientCall, LocatedLine};
 use crate::history_line::{CallOutcome, ClientOperation, Observation};
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let made = created_by_call(case);
-    let mut found = calls_without_event(case);
-    found.extend(lost_items_and_checkpoints(case, &made));
-    found.extend(duplicate_hand_offs(case, &made));
-    found.extend(leased_while_parked(case));
-    found.extend(stale_parked_attempts(case));
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let made = created_by_call(indexed);
+    let mut found = calls_without_event(indexed);
+    found.extend(lost_items_and_checkpoints(indexed, &made));
+    found.extend(duplicate_hand_offs(indexed, &made));
+    found.extend(leased_while_parked(indexed));
+    found.extend(stale_parked_attempts(indexed));
     found
 }
 
-/// The event that tells of such a call.
+/// The event kind that records such a call.
 fn event_kind_of(op: ClientOperation) -> Option<&'static str> {
     match op {
         ClientOperation::Block => Some("attention"),
@@ -34,12 +35,12 @@ fn event_kind_of(op: ClientOperation) -> Option<&'static str> {
     }
 }
 
-/// Acknowledged calls, each with its task and the revision that it was told.
+/// Acknowledged calls, each with its task and the revision of its answer.
 fn acknowledged_calls<'a>(
-    case: &'a IndexedHistory<'a>,
+    indexed: &'a IndexedHistory<'a>,
 ) -> impl Iterator<Item = (&'a ClientCall<'a>, &'a LocatedLine, &'a str, u64)> {
-    case.calls.iter().filter_map(|asked| {
-        let answer = asked.answer?;
+    indexed.calls.iter().filter_map(|client_call| {
+        let answer = client_call.answer?;
         let Observation::Answer {
             outcome: CallOutcome::Ok,
             task: Some(task),
@@ -49,27 +50,32 @@ fn acknowledged_calls<'a>(
         else {
             return None;
         };
-        let removed = case.removed.contains(task.as_str());
-        (!removed).then_some((asked, answer, task.as_str(), revision.unwrap_or(u64::MAX)))
+        let removed = indexed.removed.contains(task.as_str());
+        (!removed).then_some((
+            client_call,
+            answer,
+            task.as_str(),
+            revision.unwrap_or(u64::MAX),
+        ))
     })
 }
 
-/// Calls of one kind about one task: the revision that each was told, the call and its answer.
+/// Calls of one kind for one task: the revision of each answer, the call and its answer.
 type CallsByTask<'a> =
     BTreeMap<(&'a str, &'static str), Vec<(u64, &'a LocatedLine, &'a LocatedLine)>>;
 
-/// Each of them has an event of its own in the task's story, as far as that goes back.
-fn calls_without_event(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// Each call has its own event in the task's timeline, as far as that is stored.
+fn calls_without_event(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut told: CallsByTask<'_> = BTreeMap::new();
-    for (asked, answer, task, revision) in acknowledged_calls(case) {
-        if let Some(kind) = event_kind_of(asked.operation) {
+    for (client_call, answer, task, revision) in acknowledged_calls(indexed) {
+        if let Some(kind) = event_kind_of(client_call.operation) {
             let calls = told.entry((task, kind)).or_default();
-            calls.push((revision, asked.call, answer));
+            calls.push((revision, client_call.call, answer));
         }
     }
     let mut found = Vec::new();
     for ((task, kind), mut calls) in told {
-        let Some(timeline) = case.timelines.get(task).filter(|t| t.contains_key(&1)) else {
+        let Some(timeline) = indexed.timelines.get(task).filter(|t| t.contains_key(&1)) else {
             continue;
         };
         calls.sort_by_key(|(revision, ..)| *revision);
@@ -77,7 +83,7 @@ fn calls_without_event(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
             let events = timeline.range(..=revision).map(|(_, (_, event))| event);
             if events.filter(|event| event.kind == kind).count() <= nth {
                 let what =
-                    format!("{kind} was acknowledged at {revision}, and no event tells of it");
+                    format!("{kind} was acknowledged at {revision}, but no event records it");
                 found.push(RuleViolation::new("goals", task, what, &[call, answer]));
             }
         }
@@ -85,116 +91,122 @@ fn calls_without_event(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-fn created_by_call<'a>(case: &IndexedHistory<'a>) -> BTreeMap<(&'a str, u64), &'a str> {
-    let lines = case
-        .history
-        .located_lines
-        .iter()
-        .filter_map(|seen| match &seen.line.observation {
+fn created_by_call<'a>(indexed: &IndexedHistory<'a>) -> BTreeMap<(&'a str, u64), &'a str> {
+    let lines = indexed.history.located_lines.iter().filter_map(|located| {
+        match &located.line.observation {
             Observation::Made { call, made } => {
-                Some(((seen.line.who.as_str(), *call), made.as_str()))
+                Some(((located.line.who.as_str(), *call), made.as_str()))
             }
             _ => None,
-        });
+        }
+    });
     lines.collect()
 }
 
 fn created_by<'a>(
     made: &BTreeMap<(&'a str, u64), &'a str>,
-    asked: &ClientCall<'a>,
+    client_call: &ClientCall<'a>,
 ) -> Option<&'a str> {
-    let Observation::Call { call, .. } = &asked.call.line.observation else {
+    let Observation::Call { call, .. } = &client_call.call.line.observation else {
         return None;
     };
-    made.get(&(asked.call.line.who.as_str(), *call)).copied()
+    made.get(&(client_call.call.line.who.as_str(), *call))
+        .copied()
 }
 
-/// Items and checkpoints themselves, where the relay was asked for them in the end.
+/// The items and checkpoints themselves, if the relay reported them at the end.
 fn lost_items_and_checkpoints(
-    case: &IndexedHistory<'_>,
+    indexed: &IndexedHistory<'_>,
     made: &BTreeMap<(&str, u64), &str>,
 ) -> Vec<RuleViolation> {
     let mut goals: BTreeMap<&str, (&Vec<String>, u64, &Vec<u64>)> = BTreeMap::new();
-    for seen in &case.history.located_lines {
+    for located in &indexed.history.located_lines {
         if let Observation::Goal {
             task,
             completed,
             dropped,
             checkpoints,
-        } = &seen.line.observation
+        } = &located.line.observation
         {
             goals.insert(task, (completed, *dropped, checkpoints));
         }
     }
     let mut found = Vec::new();
-    for (asked, answer, task, _) in acknowledged_calls(case) {
+    for (client_call, answer, task, _) in acknowledged_calls(indexed) {
         let Some((completed, dropped, checkpoints)) = goals.get(task) else {
             continue;
         };
-        let lost = match (asked.operation, call_body(asked), created_by(made, asked)) {
+        let lost = match (
+            client_call.operation,
+            call_body(client_call),
+            created_by(made, client_call),
+        ) {
             (ClientOperation::Progress, Some(item), _) if *dropped == 0 => {
                 (!completed.iter().any(|kept| kept == item)).then(|| format!("item {item}"))
             }
             (ClientOperation::Checkpoint, _, Some(number)) => {
                 let number: u64 = number.parse().unwrap_or(0);
-                // Only the oldest may have made room.
+                // Only the oldest may have been removed.
                 let oldest = checkpoints.first().copied().unwrap_or(u64::MAX);
-                let there = checkpoints.contains(&number) || number < oldest && oldest != u64::MAX;
-                (!there).then(|| format!("checkpoint {number}"))
+                let is_stored =
+                    checkpoints.contains(&number) || number < oldest && oldest != u64::MAX;
+                (!is_stored).then(|| format!("checkpoint {number}"))
             }
             _ => None,
         };
         if let Some(lost) = lost {
-            let what = format!("{lost} was acknowledged and is gone");
+            let what = format!("{lost} was acknowledged but is missing");
             found.push(RuleViolation::new(
                 "goals",
                 task,
                 what,
-                &[asked.call, answer],
+                &[client_call.call, answer],
             ));
         }
     }
     found
 }
 
-fn call_body<'a>(asked: &ClientCall<'a>) -> Option<&'a str> {
-    match &asked.call.line.observation {
+fn call_body<'a>(client_call: &ClientCall<'a>) -> Option<&'a str> {
+    match &client_call.call.line.observation {
         Observation::Call { body, .. } => body.as_deref(),
         _ => None,
     }
 }
 
-/// Of several who want it to go on one is told that it does, by an attempt that is there.
+/// Of several concurrent hand-offs one succeeds, with an attempt that exists.
 fn duplicate_hand_offs(
-    case: &IndexedHistory<'_>,
+    indexed: &IndexedHistory<'_>,
     made: &BTreeMap<(&str, u64), &str>,
 ) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut first: BTreeMap<&str, &LocatedLine> = BTreeMap::new();
-    for (asked, answer, task, _) in acknowledged_calls(case) {
-        let Some(attempt) = created_by(made, asked).filter(|_| is_hand_off(asked.operation)) else {
+    for (client_call, answer, task, _) in acknowledged_calls(indexed) {
+        let Some(attempt) =
+            created_by(made, client_call).filter(|_| is_hand_off(client_call.operation))
+        else {
             continue;
         };
         if let Some(other) = first.insert(attempt, answer) {
-            let what = format!("two were told that it goes on by {attempt}");
+            let what = format!("two calls were answered with attempt {attempt}");
             found.push(RuleViolation::new(
                 "goals",
                 task,
                 what,
-                &[other, asked.call, answer],
+                &[other, client_call.call, answer],
             ));
         }
-        let story = case.timelines.get(task);
+        let story = indexed.timelines.get(task);
         let known = story.is_none_or(|story| {
             !story.contains_key(&1) || story.values().any(|(_, event)| event.attempt == attempt)
         });
         if !known {
-            let what = format!("it was said to go on by {attempt}, which nobody knows");
+            let what = format!("the answer names attempt {attempt}, which does not exist");
             found.push(RuleViolation::new(
                 "goals",
                 task,
                 what,
-                &[asked.call, answer],
+                &[client_call.call, answer],
             ));
         }
     }
@@ -205,25 +217,26 @@ fn is_hand_off(op: ClientOperation) -> bool {
     matches!(op, ClientOperation::Resume | ClientOperation::PickUp)
 }
 
-/// A parked task is offered and leased to nobody until somebody sends it on, and that happens once.
-fn leased_while_parked(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// A parked task is not offered or leased until it is resumed, and that happens once.
+fn leased_while_parked(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for (task, timeline) in &case.timelines {
-        // Where the story begins in the middle nobody knows whether it waits.
+    for (task, timeline) in &indexed.timelines {
+        // If the beginning of the timeline is missing, it is unknown whether the task is
+        // parked.
         let mut waits = (!timeline.contains_key(&1)).then_some(None);
-        for (seen, event) in timeline.values() {
+        for (located, event) in timeline.values() {
             let parked = waits.flatten();
             match event.kind.as_str() {
-                "attention" => waits = Some(Some(*seen)),
+                "attention" => waits = Some(Some(*located)),
                 "resumed" | "picked_up" if waits.is_none() => {
                     let what = format!(
-                        "{} at {}, and it was not parked",
+                        "{} at {}, but it was not parked",
                         event.kind, event.revision
                     );
-                    found.push(RuleViolation::new("goals", task, what, &[seen]));
+                    found.push(RuleViolation::new("goals", task, what, &[located]));
                 }
                 "offered" | "confirmed" => {
-                    found.extend(parked.map(|since| leased_violation(task, since, seen)));
+                    found.extend(parked.map(|since| leased_violation(task, since, located)));
                 }
                 "resumed" | "picked_up" | "retry_asked" | "cancel_requested" | "adopted_late" => {
                     waits = None;
@@ -235,21 +248,21 @@ fn leased_while_parked(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-fn leased_violation(task: &str, since: &LocatedLine, seen: &LocatedLine) -> RuleViolation {
-    let what = "it waits for a person and is leased";
-    RuleViolation::new("goals", task, what, &[since, seen])
+fn leased_violation(task: &str, since: &LocatedLine, located: &LocatedLine) -> RuleViolation {
+    let what = "it is parked and leased";
+    RuleViolation::new("goals", task, what, &[since, located])
 }
 
-/// Once a task went on, what it waited with is handed off.
-fn stale_parked_attempts(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// After a task was resumed, its parked attempt is handed off.
+fn stale_parked_attempts(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for (task, record) in &case.final_tasks {
+    for (task, record) in &indexed.final_tasks {
         let Some((last, earlier)) = record.attempts.split_last() else {
             continue;
         };
         if let Some(one) = earlier.iter().find(|one| one.state == "parked") {
             let what = format!(
-                "{} is parked, and {} came after it",
+                "{} is parked, but {} followed it",
                 one.attempt, last.attempt
             );
             found.push(RuleViolation::new(
@@ -261,7 +274,7 @@ fn stale_parked_attempts(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
         }
         if last.state == "parked" && record.state != "needs_attention" {
             let what = format!(
-                "{} is parked, and its task is {}",
+                "{} is parked, but its task is {}",
                 last.attempt, record.state
             );
             found.push(RuleViolation::new(
@@ -281,7 +294,7 @@ mod tests {
     use crate::sample_run;
     use crate::sample_run::{SampleRun, answer, call, expect_violation, line, record, timeline};
 
-    /// A task that a person blocked and sent on, and that then completed.
+    /// A task that a person blocked and resumed, and that then completed.
     fn handed_off_run() -> SampleRun {
         let mut run = sample_run::sound_run();
         let told = [
@@ -346,35 +359,35 @@ mod tests {
     }
 
     #[test]
-    fn what_was_parked_and_sent_on_once_is_sound() {
+    fn a_task_parked_and_resumed_once_is_valid() {
         let run = handed_off_run();
         assert!(run.verdict().is_clean(), "{}", run.verdict());
         assert_eq!(run.verdict().count("resumes acknowledged"), 1);
     }
 
     #[test]
-    fn an_acknowledged_block_that_no_event_tells_of_is_found() {
+    fn an_acknowledged_block_without_an_event_is_found() {
         let mut run = handed_off_run();
         push_call(&mut run, 30, ClientOperation::Block, 9, "canceled");
         expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
-    fn an_acknowledged_resume_that_no_event_tells_of_is_found() {
+    fn an_acknowledged_resume_without_an_event_is_found() {
         let mut run = handed_off_run();
         push_call(&mut run, 30, ClientOperation::Resume, 9, "canceled");
         expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
-    fn an_acknowledged_item_that_is_gone_is_found() {
+    fn a_missing_acknowledged_item_is_found() {
         let mut run = handed_off_run();
         run.relay.push(goal_line(&["two"], &[1]));
         expect_violation(&run, "goals", "t4", "client.jsonl");
     }
 
     #[test]
-    fn an_acknowledged_checkpoint_that_is_gone_is_found() {
+    fn a_missing_acknowledged_checkpoint_is_found() {
         let mut run = handed_off_run();
         push_call(&mut run, 30, ClientOperation::Checkpoint, 9, "canceled");
         run.client.push(made_line(30, "1"));
@@ -384,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn two_who_were_told_that_they_sent_it_on_are_found() {
+    fn two_acknowledged_resumes_of_one_attempt_are_found() {
         let mut run = handed_off_run();
         run.relay
             .push(timeline("t4", 10, "picked_up", "b2", "queued", "queued"));
@@ -394,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_sent_on_twice_is_found() {
+    fn a_task_resumed_twice_is_found() {
         let mut run = handed_off_run();
         run.relay
             .push(timeline("t4", 10, "resumed", "b2", "queued", "queued"));
@@ -418,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_stays_parked_when_its_task_went_on_is_found() {
+    fn a_parked_attempt_of_a_resumed_task_is_found() {
         let mut run = handed_off_run();
         let attempts = [("b1", 1, "parked"), ("b2", 2, "canceled")];
         run.relay.push(record("acme", "t4", "canceled", &attempts));
@@ -426,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_an_agent_was_told_of_and_nobody_stored_is_found() {
+    fn an_agent_lease_that_is_not_stored_is_found() {
         let mut run = handed_off_run();
         let granted = Observation::Granted {
             tenant: "acme".into(),

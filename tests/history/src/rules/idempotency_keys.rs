@@ -7,23 +7,25 @@ use crate::history::LocatedLine;
 use crate::history_line::{CallOutcome, ClientOperation, Observation};
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut keys: BTreeMap<(&str, &str), (&str, &Option<String>, &LocatedLine)> = BTreeMap::new();
-    for asked in case
+    for client_call in indexed
         .calls
         .iter()
-        .filter(|asked| asked.operation == ClientOperation::Submit)
+        .filter(|client_call| client_call.operation == ClientOperation::Submit)
     {
         let Observation::Call {
             key: Some(key),
             body,
             ..
-        } = &asked.call.line.observation
+        } = &client_call.call.line.observation
         else {
             continue;
         };
-        let Some(answer) = asked.answer else { continue };
+        let Some(answer) = client_call.answer else {
+            continue;
+        };
         let Observation::Answer {
             outcome: CallOutcome::Ok,
             task: Some(task),
@@ -32,23 +34,23 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
         else {
             continue;
         };
-        // A key lives as long as its task.
-        if case.removed.contains(task.as_str()) {
+        // A key is stored as long as its task.
+        if indexed.removed.contains(task.as_str()) {
             continue;
         }
         let (known, meaning, first) = *keys
-            .entry((asked.tenant, key))
+            .entry((client_call.tenant, key))
             .or_insert((task, body, answer));
         if known != task {
-            let what = format!("key {key} was taken for it and for {known}");
+            let what = format!("key {key} was accepted for it and for {known}");
             found.push(RuleViolation::new("S7", task, what, &[first, answer]));
         } else if meaning != body {
-            let what = format!("key {key} was taken for two bodies");
+            let what = format!("key {key} was accepted for two bodies");
             found.push(RuleViolation::new(
                 "S7",
                 task,
                 what,
-                &[first, asked.call, answer],
+                &[first, client_call.call, answer],
             ));
         }
     }
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_tenant_is_another_key() {
+    fn tenants_have_separate_keys() {
         let mut run = sample_run::sound_run();
         run.relay
             .push(sample_run::record("bolt", "t3", "completed", &[]));

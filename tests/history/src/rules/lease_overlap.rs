@@ -1,6 +1,7 @@
-//! S1: at most one attempt of a task holds a lease at any instant, and never do processes of two attempts live at once. The first by the
-//! relay's record, in its own order; the second by the processes themselves, whatever the relay believed.
-//! S2: an attempt is of one task, has one number, and is run once.
+//! S1: at most one attempt of a task has a lease at any time, and processes of two attempts
+//! never run at once. The first is checked by the relay's records, in their order; the second
+//! by the processes themselves, independent of the relay. S2: an attempt belongs to one task,
+//! has one number, and is run once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +10,19 @@ use crate::history::LocatedLine;
 use crate::history_line::Observation;
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut found = overlapping_leases(case);
-    found.extend(overlapping_processes(case));
-    found.extend(wrong_attempt_numbers(case));
-    found.extend(attempts_run_twice(case));
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = overlapping_leases(indexed);
+    found.extend(overlapping_processes(indexed));
+    found.extend(wrong_attempt_numbers(indexed));
+    found.extend(attempts_run_twice(indexed));
     found
 }
 
-fn overlapping_leases(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+fn overlapping_leases(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for (task, timeline) in &case.timelines {
+    for (task, timeline) in &indexed.timelines {
         let mut holder: Option<(&str, &LocatedLine)> = None;
-        for (seen, event) in timeline.values() {
+        for (located, event) in timeline.values() {
             if event.attempt.is_empty() {
                 continue;
             }
@@ -29,10 +30,10 @@ fn overlapping_leases(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
             match holder {
                 Some((other, since)) if leased && other != event.attempt => {
                     let what = format!("{} is leased while {other} still is", event.attempt);
-                    found.push(RuleViolation::new("S1", task, what, &[since, seen]));
+                    found.push(RuleViolation::new("S1", task, what, &[since, located]));
                 }
                 Some((other, _)) if !leased && other == event.attempt => holder = None,
-                None if leased => holder = Some((&event.attempt, seen)),
+                None if leased => holder = Some((&event.attempt, located)),
                 Some(_) | None => {}
             }
         }
@@ -40,33 +41,33 @@ fn overlapping_leases(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-/// Deaths are written down before the next birth, so the order of the lines is the order of things.
-fn overlapping_processes(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+/// Deaths are recorded before the next start, so the order of the lines is the real order.
+fn overlapping_processes(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut alive: BTreeMap<&str, BTreeMap<(&str, u32, u64), &LocatedLine>> = BTreeMap::new();
-    for seen in &case.history.located_lines {
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        match &located.line.observation {
             Observation::Began {
                 attempt,
                 pid,
                 started,
             } => {
-                let task = case.task_of(attempt);
+                let task = indexed.task_of(attempt);
                 let living = alive.entry(task).or_default();
                 for ((other, ..), since) in living.iter() {
                     if other != attempt && !task.is_empty() {
                         let what = format!("{attempt} runs while {other} still does");
-                        found.push(RuleViolation::new("S1", task, what, &[since, seen]));
+                        found.push(RuleViolation::new("S1", task, what, &[since, located]));
                     }
                 }
-                living.insert((attempt, *pid, *started), seen);
+                living.insert((attempt, *pid, *started), located);
             }
             Observation::Ended {
                 attempt,
                 pid,
                 started,
             } => {
-                if let Some(living) = alive.get_mut(case.task_of(attempt)) {
+                if let Some(living) = alive.get_mut(indexed.task_of(attempt)) {
                     living.remove(&(attempt.as_str(), *pid, *started));
                 }
             }
@@ -76,10 +77,10 @@ fn overlapping_processes(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-fn wrong_attempt_numbers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+fn wrong_attempt_numbers(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut owners: BTreeMap<&str, (&str, &LocatedLine)> = BTreeMap::new();
-    for (task, record) in &case.final_tasks {
+    for (task, record) in &indexed.final_tasks {
         let mut last = 0;
         for one in record.attempts {
             if one.number <= last {
@@ -90,7 +91,7 @@ fn wrong_attempt_numbers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 found.push(RuleViolation::new("S2", task, what, &[record.located_line]));
             }
             last = one.number;
-            if let Some((other, seen)) = owners.insert(&one.attempt, (task, record.located_line))
+            if let Some((other, located)) = owners.insert(&one.attempt, (task, record.located_line))
                 && other != *task
             {
                 let what = format!("attempt {} is also one of {other}", one.attempt);
@@ -98,7 +99,7 @@ fn wrong_attempt_numbers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                     "S2",
                     task,
                     what,
-                    &[seen, record.located_line],
+                    &[located, record.located_line],
                 ));
             }
         }
@@ -106,30 +107,33 @@ fn wrong_attempt_numbers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     found
 }
 
-/// A pid and when it was started.
+/// A pid and its start time.
 type ProcessIdentity = (u32, u64);
 
-fn attempts_run_twice(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+fn attempts_run_twice(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    let mut begun: BTreeMap<&str, (BTreeSet<ProcessIdentity>, &LocatedLine)> = BTreeMap::new();
-    for seen in &case.history.located_lines {
+    let mut started_processes: BTreeMap<&str, (BTreeSet<ProcessIdentity>, &LocatedLine)> =
+        BTreeMap::new();
+    for located in &indexed.history.located_lines {
         let Observation::Began {
             attempt,
             pid,
             started,
-        } = &seen.line.observation
+        } = &located.line.observation
         else {
             continue;
         };
-        let (processes, first) = begun.entry(attempt).or_insert((BTreeSet::new(), seen));
+        let (processes, first) = started_processes
+            .entry(attempt)
+            .or_insert((BTreeSet::new(), located));
         processes.insert((*pid, *started));
         if processes.len() > 1 {
             let what = format!("{attempt} was run twice");
             found.push(RuleViolation::new(
                 "S2",
-                case.task_of(attempt),
+                indexed.task_of(attempt),
                 what,
-                &[first, seen],
+                &[first, located],
             ));
         }
     }
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn two_living_attempts_are_found() {
+    fn two_running_attempts_are_found() {
         let mut run = sample_run::sound_run();
         run.daemon.push(sample_run::offered("acme", "t1", "a9"));
         run.children = vec![
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_one_after_the_other_are_sound() {
+    fn sequential_attempts_are_valid() {
         let mut run = sample_run::sound_run();
         run.daemon.push(sample_run::offered("acme", "t1", "a9"));
         run.relay.push(sample_run::timeline(
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_comes_twice_is_found() {
+    fn a_repeated_attempt_number_is_found() {
         let mut run = sample_run::sound_run();
         let attempts = [("b1", 1, "lost"), ("b2", 1, "completed")];
         run.relay

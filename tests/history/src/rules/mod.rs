@@ -1,4 +1,5 @@
-//! The rules, one file for each promise or two that belong together. A rule knows the promise and not the way it is kept.
+//! The rules, one file for each or for two that belong together. A rule checks a promise
+//! independent of its implementation.
 
 mod acknowledged_calls;
 mod ended_attempts;
@@ -18,9 +19,9 @@ use crate::history_line::{FinalAttempt, HistoryEvent, Observation};
 use crate::line_counts;
 use crate::verdict::{HistoryVerdict, RuleViolation};
 
-/// States after which a task changes no more, but for what README names.
+/// Final states of a task, except for the reopening events that README names.
 const TERMINAL_STATES: [&str; 5] = ["completed", "failed", "canceled", "timed_out", "lost"];
-/// States in which an attempt has the right to speak.
+/// States in which an attempt has a lease.
 const LEASED_STATES: [&str; 8] = [
     "offered",
     "accepted",
@@ -31,7 +32,7 @@ const LEASED_STATES: [&str; 8] = [
     "waiting_input",
     "cleaning_up",
 ];
-/// States in which it never will again.
+/// States in which an attempt has ended for good.
 const ENDED_STATES: [&str; 7] = [
     "completed",
     "failed",
@@ -42,7 +43,7 @@ const ENDED_STATES: [&str; 7] = [
     "handed_off",
 ];
 
-/// A task in the end.
+/// A task in its final state.
 #[derive(Clone, Copy, Debug)]
 struct FinalTask<'a> {
     located_line: &'a LocatedLine,
@@ -51,7 +52,7 @@ struct FinalTask<'a> {
     attempts: &'a [FinalAttempt],
 }
 
-/// A history with what every rule looks up.
+/// A history with the lookups that all rules need.
 #[derive(Debug)]
 struct IndexedHistory<'a> {
     history: &'a History,
@@ -64,7 +65,7 @@ struct IndexedHistory<'a> {
 
 impl<'a> IndexedHistory<'a> {
     fn new(history: &'a History) -> Self {
-        let mut case = Self {
+        let mut indexed = Self {
             calls: history.calls(),
             final_tasks: BTreeMap::new(),
             timelines: BTreeMap::new(),
@@ -72,8 +73,8 @@ impl<'a> IndexedHistory<'a> {
             removed: BTreeSet::new(),
             history,
         };
-        for seen in &history.located_lines {
-            match &seen.line.observation {
+        for located in &history.located_lines {
+            match &located.line.observation {
                 Observation::Record {
                     tenant,
                     task,
@@ -82,27 +83,27 @@ impl<'a> IndexedHistory<'a> {
                     ..
                 } => {
                     let record = FinalTask {
-                        located_line: seen,
+                        located_line: located,
                         tenant,
                         state,
                         attempts,
                     };
-                    case.final_tasks.insert(task, record);
+                    indexed.final_tasks.insert(task, record);
                 }
                 Observation::Timeline { task, event } => {
-                    let timeline = case.timelines.entry(task).or_default();
-                    timeline.insert(event.revision, (seen, event));
+                    let timeline = indexed.timelines.entry(task).or_default();
+                    timeline.insert(event.revision, (located, event));
                 }
                 Observation::Removed { task } => {
-                    case.removed.insert(task);
+                    indexed.removed.insert(task);
                 }
                 _ => {}
             }
         }
-        case
+        indexed
     }
 
-    /// The task that an attempt belongs to; empty when nobody said.
+    /// The task of an attempt; empty if no observation names it.
     fn task_of(&self, attempt: &str) -> &'a str {
         self.tasks_by_attempt
             .get(attempt)
@@ -120,8 +121,8 @@ impl<'a> IndexedHistory<'a> {
 /// A task's stored events by revision, with their lines.
 type StoredTimeline<'a> = BTreeMap<u64, (&'a LocatedLine, &'a HistoryEvent)>;
 
-/// Whether an event is part of the adoption of a late result: the end and the adoption, in one commit. Before them there may be a proof of death and
-/// the release of a successor that only waited.
+/// Whether an event is part of the adoption of a late result: the end and the adoption, in one
+/// commit. Before them there may be a receipt and the release of a waiting successor.
 fn is_late_adoption(timeline: &StoredTimeline<'_>, event: &HistoryEvent) -> bool {
     let next = timeline.get(&(event.revision + 1)).map(|(_, next)| *next);
     match (event.kind.as_str(), next) {
@@ -135,9 +136,9 @@ fn is_late_adoption(timeline: &StoredTimeline<'_>, event: &HistoryEvent) -> bool
     }
 }
 
-/// Looks at everything.
+/// Checks all rules.
 pub fn check_history(history: &History) -> HistoryVerdict {
-    let case = IndexedHistory::new(history);
+    let indexed = IndexedHistory::new(history);
     let counts = line_counts::count_lines(history);
     let mut violations = line_counts::find_unmet_minimums(history, &counts);
     let rules: [fn(&IndexedHistory<'_>) -> Vec<RuleViolation>; 10] = [
@@ -152,6 +153,6 @@ pub fn check_history(history: &History) -> HistoryVerdict {
         watch_order::check,
         goal_hand_offs::check,
     ];
-    violations.extend(rules.iter().flat_map(|rule| rule(&case)));
+    violations.extend(rules.iter().flat_map(|rule| rule(&indexed)));
     HistoryVerdict { counts, violations }
 }

@@ -1,5 +1,6 @@
-//! S10: what is read of an attempt's output is what its child wrote, from the beginning, without a hole; what is missing is said by a cut, and of a
-//! completed attempt nothing is missing.
+//! S10: output that is read from an attempt equals what its child wrote, from the beginning,
+//! without a gap. Missing bytes are reported by a cut, and a completed attempt has all of its
+//! output.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +9,19 @@ use crate::history::LocatedLine;
 use crate::history_line::Observation;
 use crate::verdict::RuleViolation;
 
-/// How far one reading has come.
+/// The position of one reading.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadPosition {
     offset: u64,
 }
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let written = written_output(case);
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let written = written_output(indexed);
     let mut readings: BTreeMap<(&str, u64), ReadPosition> = BTreeMap::new();
     let mut found = Vec::new();
-    for seen in &case.history.located_lines {
-        let who = seen.line.who.as_str();
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        let who = located.line.who.as_str();
+        match &located.line.observation {
             Observation::Read {
                 reading,
                 attempt,
@@ -28,10 +29,18 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 text,
                 ..
             } => {
-                let place = readings.entry((who, *reading)).or_default();
-                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
-                found.extend(different_text(case, seen, attempt, *offset, text, &written));
-                place.offset = offset + text.len() as u64;
+                let position = readings.entry((who, *reading)).or_default();
+                found.extend(output_gap(
+                    indexed,
+                    located,
+                    attempt,
+                    position.offset,
+                    *offset,
+                ));
+                found.extend(different_text(
+                    indexed, located, attempt, *offset, text, &written,
+                ));
+                position.offset = offset + text.len() as u64;
             }
             Observation::ReadCut {
                 reading,
@@ -39,9 +48,15 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 offset,
                 length,
             } => {
-                let place = readings.entry((who, *reading)).or_default();
-                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
-                place.offset = offset + length;
+                let position = readings.entry((who, *reading)).or_default();
+                found.extend(output_gap(
+                    indexed,
+                    located,
+                    attempt,
+                    position.offset,
+                    *offset,
+                ));
+                position.offset = offset + length;
             }
             Observation::ReadEnd {
                 reading,
@@ -49,10 +64,16 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 offset,
                 complete,
             } => {
-                let place = readings.entry((who, *reading)).or_default();
-                found.extend(output_gap(case, seen, attempt, place.offset, *offset));
+                let position = readings.entry((who, *reading)).or_default();
+                found.extend(output_gap(
+                    indexed,
+                    located,
+                    attempt,
+                    position.offset,
+                    *offset,
+                ));
                 found.extend(truncated_output(
-                    case, seen, attempt, *offset, *complete, &written,
+                    indexed, located, attempt, *offset, *complete, &written,
                 ));
             }
             _ => {}
@@ -63,10 +84,10 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
 
 type WrittenOutput<'a> = BTreeMap<&'a str, String>;
 
-fn written_output<'a>(case: &IndexedHistory<'a>) -> WrittenOutput<'a> {
+fn written_output<'a>(indexed: &IndexedHistory<'a>) -> WrittenOutput<'a> {
     let mut written = WrittenOutput::new();
-    for seen in &case.history.located_lines {
-        if let Observation::Wrote { attempt, text } = &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        if let Observation::Wrote { attempt, text } = &located.line.observation {
             written.entry(attempt).or_default().push_str(text);
         }
     }
@@ -74,20 +95,20 @@ fn written_output<'a>(case: &IndexedHistory<'a>) -> WrittenOutput<'a> {
 }
 
 fn output_gap(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     attempt: &str,
     at: u64,
     offset: u64,
 ) -> Option<RuleViolation> {
-    let what = format!("output of {attempt} goes on at {offset} after {at}");
-    (at != offset).then(|| RuleViolation::new("S10", case.task_of(attempt), what, &[seen]))
+    let what = format!("output of {attempt} continues at {offset} after {at}");
+    (at != offset).then(|| RuleViolation::new("S10", indexed.task_of(attempt), what, &[located]))
 }
 
-/// Only where the child wrote down what it wrote.
+/// Only if the child recorded its output.
 fn different_text(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     attempt: &str,
     offset: u64,
     text: &str,
@@ -97,28 +118,28 @@ fn different_text(
     let from = usize::try_from(offset).unwrap_or(usize::MAX);
     let same = written.get(from..from.saturating_add(text.len())) == Some(text);
     let what = format!("output of {attempt} at {offset} is not what its child wrote");
-    (!same).then(|| RuleViolation::new("S10", case.task_of(attempt), what, &[seen]))
+    (!same).then(|| RuleViolation::new("S10", indexed.task_of(attempt), what, &[located]))
 }
 
 fn truncated_output(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     attempt: &str,
     offset: u64,
     complete: bool,
     written: &WrittenOutput<'_>,
 ) -> Option<RuleViolation> {
-    let (_, one) = case.final_attempt(attempt)?;
+    let (_, one) = indexed.final_attempt(attempt)?;
     let wrote = written.get(attempt)?.len() as u64;
     if one.state != "completed" || (complete && offset == wrote) {
         return None;
     }
-    let what = format!("output of {attempt} ends at {offset} of {wrote}, and it is completed");
+    let what = format!("output of {attempt} ends at {offset} of {wrote}, but it is completed");
     Some(RuleViolation::new(
         "S10",
-        case.task_of(attempt),
+        indexed.task_of(attempt),
         what,
-        &[seen],
+        &[located],
     ))
 }
 
@@ -128,21 +149,21 @@ mod tests {
     use crate::sample_run::{expect_violation, read, read_end};
 
     #[test]
-    fn a_hole_is_found() {
+    fn an_output_gap_is_found() {
         let mut run = sample_run::sound_run();
         run.client.push(read(8, "t1", "a1", 4, "two\n"));
         expect_violation(&run, "S10", "t1", "client.jsonl");
     }
 
     #[test]
-    fn text_that_nobody_wrote_is_found() {
+    fn text_that_the_child_did_not_write_is_found() {
         let mut run = sample_run::sound_run();
         run.client.push(read(8, "t1", "a1", 0, "eno\n"));
         expect_violation(&run, "S10", "t1", "client.jsonl");
     }
 
     #[test]
-    fn output_that_is_short_without_a_word_is_found() {
+    fn truncated_output_without_a_cut_is_found() {
         let mut run = sample_run::sound_run();
         run.client.push(read(8, "t1", "a1", 0, "one\n"));
         run.client.push(read_end(8, "a1", 4));
@@ -150,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_no_hole() {
+    fn a_cut_is_not_a_gap() {
         let mut run = sample_run::sound_run();
         run.client.push(sample_run::read_cut(8, "a1", 0, 4));
         run.client.push(read(8, "t1", "a1", 4, "two\n"));

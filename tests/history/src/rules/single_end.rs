@@ -1,21 +1,22 @@
-//! S6: a task ends once, with one result, and stays as it ended. What README names may reopen it: an operator's word, and a late result of
-//! a lost attempt.
+//! S6: a task ends once, with one result, and keeps that end. Only the events that README names
+//! may reopen it: an operator's command, and a late result of a lost attempt.
 
 use super::{IndexedHistory, StoredTimeline, TERMINAL_STATES, is_late_adoption};
 use crate::history::LocatedLine;
 use crate::verdict::RuleViolation;
 
 const REOPENING_EVENTS: [&str; 3] = ["retry_asked", "resumed", "forced"];
-/// Ends over which no late result comes: there is a result, or somebody wanted none.
+/// Ends after which no late result is adopted: there is a result already, or the task was
+/// canceled.
 const SETTLED_STATES: [&str; 2] = ["completed", "canceled"];
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut found: Vec<RuleViolation> = case
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found: Vec<RuleViolation> = indexed
         .timelines
         .iter()
         .flat_map(|(task, timeline)| ends_more_than_once(task, timeline))
         .collect();
-    for (task, record) in &case.final_tasks {
+    for (task, record) in &indexed.final_tasks {
         let results = record
             .attempts
             .iter()
@@ -41,14 +42,14 @@ fn ends_more_than_once(task: &str, timeline: &StoredTimeline<'_>) -> Vec<RuleVio
     let mut found = Vec::new();
     let (mut end, mut ended): (Option<(&str, &LocatedLine)>, bool) = (None, false);
     let mut adopting = false;
-    for (seen, event) in timeline.values() {
+    for (located, event) in timeline.values() {
         let began = adopting;
         adopting = is_late_adoption(timeline, event);
         let adopted = adopting && !began;
         match end {
             Some((state, since)) if adopted && SETTLED_STATES.contains(&state) => {
                 let what = format!("a late result was adopted when it was {state}");
-                found.push(RuleViolation::new("S6", task, what, &[since, seen]));
+                found.push(RuleViolation::new("S6", task, what, &[since, located]));
             }
             Some((state, since))
                 if !adopting
@@ -59,18 +60,19 @@ fn ends_more_than_once(task: &str, timeline: &StoredTimeline<'_>) -> Vec<RuleVio
                     "it was {state} and became {} by {}",
                     event.task_state, event.kind
                 );
-                found.push(RuleViolation::new("S6", task, what, &[since, seen]));
+                found.push(RuleViolation::new("S6", task, what, &[since, located]));
             }
             Some(_) | None => {}
         }
         let terminal = TERMINAL_STATES.contains(&event.task_state.as_str());
         ended = terminal && (ended || event.kind == "ended");
-        // The event that ended it stays the one that is shown. All events of one commit tell the task's state after it, so
-        // the first that does need not be the end itself.
+        // The first event that ended the task is reported. All events of one commit have the
+        // task's state after it, so the first one with a final state need not be the end
+        // itself.
         if !terminal {
             end = None;
         } else if end.is_none() || adopting {
-            end = Some((&event.task_state, seen));
+            end = Some((&event.task_state, located));
         }
     }
     found

@@ -1,23 +1,26 @@
-//! S5: what anybody was told is implied by what is stored. Offers and confirmations are in the task's record; each event that a watcher saw is
-//! the one that is stored under its revision; and each answer fits the event of its revision.
+//! S5: everything that was reported is implied by the stored data. Offers and confirmations are
+//! in the task's record, each watched event equals the one stored under its revision, and each
+//! answer matches the event of its revision.
 
 use super::IndexedHistory;
 use crate::history::LocatedLine;
 use crate::history_line::{CallOutcome, HistoryEvent, Observation};
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut watches = std::collections::BTreeMap::new();
-    for seen in &case.history.located_lines {
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        match &located.line.observation {
             Observation::Offered { task, attempt, .. } => {
-                found.extend(unstored_attempt_event(case, seen, task, attempt, "offered"));
+                found.extend(unstored_attempt_event(
+                    indexed, located, task, attempt, "offered",
+                ));
             }
             Observation::Confirmed { task, attempt } => {
                 found.extend(unstored_attempt_event(
-                    case,
-                    seen,
+                    indexed,
+                    located,
                     task,
                     attempt,
                     "confirmed",
@@ -25,19 +28,19 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
             }
             Observation::Granted { task, attempt, .. } => {
                 found.extend(unstored_attempt_event(
-                    case,
-                    seen,
+                    indexed,
+                    located,
                     task,
                     attempt,
                     "confirmed",
                 ));
             }
             Observation::WatchOpened { watch, task, .. } => {
-                watches.insert((seen.line.who.as_str(), *watch), task.as_str());
+                watches.insert((located.line.who.as_str(), *watch), task.as_str());
             }
             Observation::Watched { watch, event } => {
-                if let Some(task) = watches.get(&(seen.line.who.as_str(), *watch)) {
-                    found.extend(different_stored_event(case, seen, task, event));
+                if let Some(task) = watches.get(&(located.line.who.as_str(), *watch)) {
+                    found.extend(different_stored_event(indexed, located, task, event));
                 }
             }
             Observation::Answer {
@@ -46,88 +49,90 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 revision: Some(revision),
                 state: Some(state),
                 ..
-            } => found.extend(different_stored_state(case, seen, task, *revision, state)),
+            } => found.extend(different_stored_state(
+                indexed, located, task, *revision, state,
+            )),
             _ => {}
         }
     }
     found
 }
 
-/// Nothing is said where the record no longer has its oldest events.
+/// Not checked if the record no longer has its oldest events.
 fn unstored_attempt_event(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     task: &str,
     attempt: &str,
     kind: &str,
 ) -> Option<RuleViolation> {
-    if case.removed.contains(task) {
+    if indexed.removed.contains(task) {
         return None;
     }
-    let Some(timeline) = case.timelines.get(task) else {
-        let what = format!("{attempt} was {kind}, and nothing is stored of its task");
-        return Some(RuleViolation::new("S5", task, what, &[seen]));
+    let Some(timeline) = indexed.timelines.get(task) else {
+        let what = format!("{attempt} was {kind}, but its task is not stored");
+        return Some(RuleViolation::new("S5", task, what, &[located]));
     };
     let whole = timeline.contains_key(&1);
     let stored = timeline
         .values()
         .any(|(_, event)| event.attempt == attempt && event.kind == kind);
-    // A settlement confirms without an event of its own.
+    // A settlement confirms without its own event.
     let known = timeline.values().any(|(_, event)| event.attempt == attempt);
     if !whole || stored || (kind == "confirmed" && known) {
         return None;
     }
-    let what = format!("{attempt} was {kind} to a daemon, and that is not stored");
-    Some(RuleViolation::new("S5", task, what, &[seen]))
+    let what = format!("{attempt} was {kind} to a daemon, but that is not stored");
+    Some(RuleViolation::new("S5", task, what, &[located]))
 }
 
 fn different_stored_event(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     task: &str,
     event: &HistoryEvent,
 ) -> Option<RuleViolation> {
-    if case.removed.contains(task) {
+    if indexed.removed.contains(task) {
         return None;
     }
-    let timeline = case.timelines.get(task)?;
+    let timeline = indexed.timelines.get(task)?;
     match timeline.get(&event.revision) {
         Some((_, stored)) if *stored == event => None,
         Some((stored_at, stored)) => {
             let what = format!(
-                "a watcher was told {} at revision {}, and {} is stored",
+                "a watcher got {} at revision {}, but {} is stored",
                 event.kind, event.revision, stored.kind
             );
-            Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
+            Some(RuleViolation::new("S5", task, what, &[located, stored_at]))
         }
-        // Older ones are dropped in time; newer ones cannot be missing.
+        // Older events are removed in time; newer ones cannot be missing.
         None if timeline.keys().next() > Some(&event.revision) => None,
         None => {
             let what = format!(
-                "a watcher was told of revision {}, which is not stored",
+                "a watcher got revision {}, which is not stored",
                 event.revision
             );
-            Some(RuleViolation::new("S5", task, what, &[seen]))
+            Some(RuleViolation::new("S5", task, what, &[located]))
         }
     }
 }
 
 fn different_stored_state(
-    case: &IndexedHistory<'_>,
-    seen: &LocatedLine,
+    indexed: &IndexedHistory<'_>,
+    located: &LocatedLine,
     task: &str,
     revision: u64,
     state: &str,
 ) -> Option<RuleViolation> {
-    let (stored_at, stored) = case.timelines.get(task)?.get(&revision)?;
-    if case.removed.contains(task) || stored.task_state == state {
+    let (stored_at, stored) = indexed.timelines.get(task)?.get(&revision)?;
+    if indexed.removed.contains(task) || stored.task_state == state {
         return None;
     }
     let what = format!(
-        "it was told to be {state} at revision {revision}, and {} is stored",
+        "it was reported as {state} at revision {revision}, but {} is stored",
         stored.task_state
     );
-    Some(RuleViolation::new("S5", task, what, &[seen, stored_at]))
+    Some(RuleViolation::new("S5", task, what, &[located, stored_at]))
 }
 
 #[cfg(test)]
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_not_the_stored_one_is_found() {
+    fn a_watched_event_unlike_the_stored_one_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(sample_run::watch_opened(3, "acme", "t1", 1));
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_was_told_and_is_gone_is_found() {
+    fn a_watched_event_that_is_not_stored_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(sample_run::watch_opened(3, "acme", "t1", 49));
@@ -177,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_does_not_fit_its_revision_is_found() {
+    fn an_answer_unlike_its_stored_revision_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Get, "acme", Some("t1")));

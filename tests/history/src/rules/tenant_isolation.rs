@@ -1,5 +1,6 @@
-//! S9: nobody sees anything of another tenant. Ids that clients are shown and daemons are offered are of their own tenant, and who asks for
-//! another's is told what he would be told of an id that does not exist.
+//! S9: no tenant sees data of another one. Ids shown to clients and offered to daemons are of
+//! their own tenant, and a request for a foreign id gets the same answer as for an id that does
+//! not exist.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,11 @@ use crate::verdict::RuleViolation;
 /// The tenant of daemons that serve all.
 const ALL_TENANTS: &str = "*";
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
-    let mut found = foreign_answers(case);
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+    let mut found = foreign_answers(indexed);
     let mut watches = BTreeMap::new();
-    for seen in &case.history.located_lines {
-        let (tenant, task) = match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        let (tenant, task) = match &located.line.observation {
             Observation::Offered { tenant, task, .. }
             | Observation::Granted { tenant, task, .. }
             | Observation::Read { tenant, task, .. } => (tenant, task),
@@ -25,24 +26,26 @@ pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
                 task,
                 ..
             } => {
-                watches.insert((&seen.line.who, *watch), (tenant, task));
+                watches.insert((&located.line.who, *watch), (tenant, task));
                 continue;
             }
-            Observation::Watched { watch, .. } => match watches.get(&(&seen.line.who, *watch)) {
+            Observation::Watched { watch, .. } => match watches.get(&(&located.line.who, *watch)) {
                 Some(opened) => *opened,
                 None => continue,
             },
             _ => continue,
         };
-        found.extend(foreign_task_shown(case, tenant, task, &[seen]));
+        found.extend(foreign_task_shown(indexed, tenant, task, &[located]));
     }
     found
 }
 
-fn foreign_answers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+fn foreign_answers(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
-    for asked in &case.calls {
-        let Some(answer) = asked.answer else { continue };
+    for client_call in &indexed.calls {
+        let Some(answer) = client_call.answer else {
+            continue;
+        };
         let Observation::Answer {
             outcome,
             task,
@@ -52,18 +55,18 @@ fn foreign_answers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
         else {
             continue;
         };
-        let lines = [asked.call, answer];
-        match (asked.operation, outcome) {
+        let lines = [client_call.call, answer];
+        match (client_call.operation, outcome) {
             (ClientOperation::Probe, CallOutcome::Fail)
                 if code.as_deref() != Some("unknown_task") =>
             {
                 let what = format!(
-                    "a stranger was told {}",
+                    "a foreign client got {}",
                     code.as_deref().unwrap_or("nothing")
                 );
                 found.push(RuleViolation::new(
                     "S9",
-                    called_task(asked.call),
+                    called_task(client_call.call),
                     what,
                     &lines,
                 ));
@@ -71,14 +74,19 @@ fn foreign_answers(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
             (ClientOperation::Probe, CallOutcome::Ok) => {
                 found.push(RuleViolation::new(
                     "S9",
-                    called_task(asked.call),
-                    "a stranger was shown it",
+                    called_task(client_call.call),
+                    "a foreign client was shown it",
                     &lines,
                 ));
             }
             (_, CallOutcome::Ok) => {
                 let task = task.as_deref().unwrap_or_default();
-                found.extend(foreign_task_shown(case, asked.tenant, task, &lines));
+                found.extend(foreign_task_shown(
+                    indexed,
+                    client_call.tenant,
+                    task,
+                    &lines,
+                ));
             }
             (_, CallOutcome::Fail | CallOutcome::Info) => {}
         }
@@ -96,16 +104,16 @@ fn called_task(call: &LocatedLine) -> &str {
 }
 
 fn foreign_task_shown(
-    case: &IndexedHistory<'_>,
+    indexed: &IndexedHistory<'_>,
     tenant: &str,
     task: &str,
     lines: &[&LocatedLine],
 ) -> Option<RuleViolation> {
-    let owner = case.final_tasks.get(task)?.tenant;
+    let owner = indexed.final_tasks.get(task)?.tenant;
     if owner == tenant || tenant == ALL_TENANTS {
         return None;
     }
-    let what = format!("it is of {owner}, and {tenant} was shown it");
+    let what = format!("it belongs to {owner}, but {tenant} was shown it");
     Some(RuleViolation::new("S9", task, what, lines))
 }
 
@@ -126,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_who_is_answered_is_found() {
+    fn an_answer_to_a_foreign_client_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Probe, "bolt", Some("t1")));
@@ -135,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_who_is_told_that_it_is_forbidden_is_found() {
+    fn a_permission_error_for_a_foreign_task_is_found() {
         let mut run = sample_run::sound_run();
         run.client
             .push(call(9, ClientOperation::Probe, "bolt", Some("t1")));
@@ -148,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_offer_is_found_and_one_to_a_shared_daemon_is_not() {
+    fn a_foreign_offer_is_found_except_to_a_shared_daemon() {
         let mut run = sample_run::sound_run();
         run.other.push(sample_run::offered("*", "t1", "a1"));
         assert!(run.verdict().is_clean(), "{}", run.verdict());

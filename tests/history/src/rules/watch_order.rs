@@ -1,4 +1,5 @@
-//! S11: a watch tells each event of its task once, in order, from where it was opened.
+//! S11: a watch returns each event of its task once, in order, from the revision it was opened
+//! at.
 
 use std::collections::BTreeMap;
 
@@ -6,29 +7,29 @@ use super::IndexedHistory;
 use crate::history_line::Observation;
 use crate::verdict::RuleViolation;
 
-pub(super) fn check(case: &IndexedHistory<'_>) -> Vec<RuleViolation> {
+pub(super) fn check(indexed: &IndexedHistory<'_>) -> Vec<RuleViolation> {
     let mut found = Vec::new();
     let mut watches = BTreeMap::new();
-    for seen in &case.history.located_lines {
-        let who = seen.line.who.as_str();
-        match &seen.line.observation {
+    for located in &indexed.history.located_lines {
+        let who = located.line.who.as_str();
+        match &located.line.observation {
             Observation::WatchOpened {
                 watch, task, after, ..
             } => {
-                watches.insert((who, *watch), (task.as_str(), *after, seen));
+                watches.insert((who, *watch), (task.as_str(), *after, located));
             }
             Observation::Watched { watch, event } => {
                 let Some((task, at, last)) = watches.get_mut(&(who, *watch)) else {
-                    let what = format!("watch {watch} tells something and was never opened");
-                    found.push(RuleViolation::new("S11", "", what, &[seen]));
+                    let what = format!("watch {watch} returns an event but was never opened");
+                    found.push(RuleViolation::new("S11", "", what, &[located]));
                     continue;
                 };
                 if event.revision != *at + 1 {
-                    let what = format!("a watch tells revision {} after {at}", event.revision);
-                    found.push(RuleViolation::new("S11", task, what, &[last, seen]));
+                    let what = format!("a watch returns revision {} after {at}", event.revision);
+                    found.push(RuleViolation::new("S11", task, what, &[last, located]));
                 }
                 *at = event.revision;
-                *last = seen;
+                *last = located;
             }
             _ => {}
         }
@@ -42,7 +43,7 @@ mod tests {
     use crate::sample_run::{expect_violation, watch_opened, watched};
 
     #[test]
-    fn a_gap_is_found() {
+    fn a_gap_in_a_watch_is_found() {
         let mut run = sample_run::sound_run();
         run.client.push(watch_opened(3, "acme", "t1", 0));
         run.client
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_comes_twice_is_found() {
+    fn a_repeated_event_is_found() {
         let mut run = sample_run::sound_run();
         run.client.push(watch_opened(3, "acme", "t1", 1));
         for _ in 0..2 {

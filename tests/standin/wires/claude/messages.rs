@@ -1,4 +1,4 @@
-//! The longer messages of Claude's, with every field that the real program gives them.
+//! The longer messages of Claude Code, with every field of the real program.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::stdio_pipes::StdioPipes;
 use crate::text_at;
 
 pub(super) const MODEL: &str = "standin-1";
-/// What each request to the model is said to use (input, output, read from and written to the cache), and to cost.
+/// Reported usage (input, output, cache reads and cache writes) and cost of each model request.
 pub(super) const USAGE_PER_REQUEST: [u64; 4] = [12, 7, 200, 100];
 pub(super) const PRICE_PER_REQUEST: f64 = 0.000_728;
 
@@ -26,7 +26,7 @@ pub(super) fn usage_of_model(requests: u32) -> Value {
     })
 }
 
-/// Prices are exact to the millionth.
+/// Prices are rounded to a millionth.
 pub(super) fn round_price(dollars: f64) -> f64 {
     (dollars * 1e6).round() / 1e6
 }
@@ -69,7 +69,7 @@ pub(super) fn empty_result() -> Value {
     })
 }
 
-/// Any time will do: nobody looks at it.
+/// A fixed time; it is never checked.
 pub(super) const FIXED_TIME: &str = "2026-01-01T00:00:00.000Z";
 
 pub(super) const USAGE_FIELDS: [&str; 4] = [
@@ -81,10 +81,10 @@ pub(super) const USAGE_FIELDS: [&str; 4] = [
 
 pub(super) fn prompt_text(message: &Value) -> String {
     match message.pointer("/message/content") {
-        Some(Value::String(words)) => words.clone(),
+        Some(Value::String(text)) => text.clone(),
         Some(Value::Array(blocks)) => {
-            let words: Vec<&str> = blocks.iter().map(|block| text_at(block, "/text")).collect();
-            words.join("\n")
+            let text: Vec<&str> = blocks.iter().map(|block| text_at(block, "/text")).collect();
+            text.join("\n")
         }
         Some(_) | None => String::new(),
     }

@@ -1,5 +1,5 @@
-//! Claude Code as it prints with `--output-format stream-json`: messages in pieces and whole, control requests for
-//! leave and for questions, one `result` for each turn.
+//! Claude Code with `--output-format stream-json`: partial and whole messages, control requests
+//! for permissions and questions, one `result` for each turn.
 
 mod messages;
 
@@ -21,10 +21,10 @@ use messages::{
 
 pub(crate) struct ClaudeWire {
     session: String,
-    /// It was told to go on with a conversation that it does not know.
+    /// The session that it was asked to resume but does not have.
     unknown_session: Option<String>,
     message: String,
-    /// Blocks of the message that is open.
+    /// Blocks of the open message.
     block_count: u32,
     model_requests: u32,
     turn_count: u32,
@@ -60,7 +60,7 @@ impl ClaudeWire {
         }
     }
 
-    /// With what nearly every line has.
+    /// Adds the fields that nearly every line has.
     fn send_line_of_kind(&self, kind: &str, mut fields: Value, pipes: &mut StdioPipes) {
         fields["type"] = json!(kind);
         fields["session_id"] = json!(self.session);
@@ -93,7 +93,7 @@ impl ClaudeWire {
         })
     }
 
-    /// Each block of a message comes in pieces, then whole.
+    /// Each block of a message is sent in parts, then whole.
     fn send_block(
         &mut self,
         start: Value,
@@ -231,7 +231,7 @@ impl AgentWireProtocol for ClaudeWire {
         let problem = format!("No conversation found with session ID: {lost}");
         let _ = std::io::Write::write_all(&mut std::io::stderr(), problem.as_bytes());
         let mut result = empty_result();
-        for gone in [
+        for absent in [
             "terminal_reason",
             "subagent_stats",
             "safety_stops",
@@ -240,7 +240,7 @@ impl AgentWireProtocol for ClaudeWire {
             "fast_mode_state",
             "fast_mode_disabled_reason",
         ] {
-            result.as_object_mut().expect("an object").remove(gone);
+            result.as_object_mut().expect("an object").remove(absent);
         }
         result["subtype"] = json!("error_during_execution");
         result["is_error"] = json!(true);
@@ -283,9 +283,9 @@ impl AgentWireProtocol for ClaudeWire {
         self.send_line_of_kind("system", init_message(), pipes);
     }
 
-    fn send_text(&mut self, words: &str, pipes: &mut StdioPipes) {
-        let pieces = split_in_half(words).map(|piece| json!({"type": "text_delta", "text": piece}));
-        let whole = json!({"type": "text", "text": words});
+    fn send_text(&mut self, text: &str, pipes: &mut StdioPipes) {
+        let pieces = split_in_half(text).map(|piece| json!({"type": "text_delta", "text": piece}));
+        let whole = json!({"type": "text", "text": text});
         self.send_block(
             json!({"type": "text", "text": ""}),
             pieces.to_vec(),
@@ -294,10 +294,10 @@ impl AgentWireProtocol for ClaudeWire {
         );
     }
 
-    fn send_thinking(&mut self, words: &str, pipes: &mut StdioPipes) {
-        let pieces = vec![json!({"type": "thinking_delta", "thinking": words})];
+    fn send_thinking(&mut self, text: &str, pipes: &mut StdioPipes) {
+        let pieces = vec![json!({"type": "thinking_delta", "thinking": text})];
         let start = json!({"type": "thinking", "thinking": "", "signature": ""});
-        let whole = json!({"type": "thinking", "thinking": words, "signature": "standin"});
+        let whole = json!({"type": "thinking", "thinking": text, "signature": "standin"});
         self.send_block(start, pieces, whole, pipes);
     }
 
@@ -338,7 +338,7 @@ impl AgentWireProtocol for ClaudeWire {
 
     fn end_tool(&mut self, tool: &OpenToolCall, outcome: ToolOutcome, pipes: &mut StdioPipes) {
         self.close_message("tool_use", pipes);
-        let (words, failed) = match outcome {
+        let (text, failed) = match outcome {
             ToolOutcome::Done => ("done", false),
             ToolOutcome::Denied => ("Permission was denied.", true),
         };
@@ -349,11 +349,11 @@ impl AgentWireProtocol for ClaudeWire {
             );
         }
         let block = json!({
-            "tool_use_id": tool.id, "type": "tool_result", "content": words, "is_error": failed,
+            "tool_use_id": tool.id, "type": "tool_result", "content": text, "is_error": failed,
         });
         let about = json!({
             "message": {"role": "user", "content": [block]}, "parent_tool_use_id": null, "timestamp": FIXED_TIME,
-            "tool_use_result": words, "tool_result_meta": [{"id": tool.id}],
+            "tool_use_result": text, "tool_result_meta": [{"id": tool.id}],
         });
         self.send_line_of_kind("user", about, pipes);
     }
@@ -361,17 +361,17 @@ impl AgentWireProtocol for ClaudeWire {
     fn ask_questions(
         &mut self,
         tool: &OpenToolCall,
-        asked: &[ScriptedQuestion],
+        scripted: &[ScriptedQuestion],
         pipes: &mut StdioPipes,
     ) -> Option<String> {
-        let question = |asked: &ScriptedQuestion| {
+        let question = |scripted: &ScriptedQuestion| {
             let option = |label: &String| json!({"label": label, "description": ""});
-            let options: Vec<Value> = asked.options.iter().map(option).collect();
+            let options: Vec<Value> = scripted.options.iter().map(option).collect();
             json!({
-                "question": asked.text, "header": "Choice", "options": options, "multiSelect": asked.allows_many,
+                "question": scripted.text, "header": "Choice", "options": options, "multiSelect": scripted.allows_many,
             })
         };
-        let questions: Vec<Value> = asked.iter().map(question).collect();
+        let questions: Vec<Value> = scripted.iter().map(question).collect();
         self.questions = json!(questions);
         let more = json!({"requires_user_interaction": true});
         let request = self.send_control_request(tool, json!({"questions": questions}), more, pipes);
@@ -379,12 +379,12 @@ impl AgentWireProtocol for ClaudeWire {
         request
     }
 
-    fn send_result(&mut self, words: &str, pipes: &mut StdioPipes) {
+    fn send_result(&mut self, text: &str, pipes: &mut StdioPipes) {
         self.close_message("end_turn", pipes);
-        self.send_turn_result("success", json!({"result": words}), pipes);
+        self.send_turn_result("success", json!({"result": text}), pipes);
     }
 
-    /// It comes as a success that is an error.
+    /// A failure is a result with subtype `success` and `is_error`.
     fn send_failure(&mut self, status: u16, pipes: &mut StdioPipes) {
         self.close_message("end_turn", pipes);
         let kind = match status {
