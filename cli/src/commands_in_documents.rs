@@ -12,19 +12,30 @@ use crate::CliArguments;
 const EXECUTABLE_SPELLINGS: [&str; 3] =
     ["baton ", "target/release/baton ", "cargo run --release -- "];
 
-/// Name and text of every document.
+/// Path and text of every document of the project.
 fn documents() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let docs = std::fs::read_dir(root.join("docs")).expect("the directory of documents");
-    let docs = docs.flatten().map(|entry| entry.path());
-    let markdown = docs.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
-    markdown
-        .chain(["README.md", "proto/PROTOCOL.md"].map(|name| root.join(name)))
-        .map(|path| {
-            let text = std::fs::read_to_string(&path).expect("a document of the project");
-            (path.display().to_string(), text)
-        })
-        .collect()
+    let mut paths = markdown_files(&root.join("docs"));
+    paths.extend(["README.md", "ARCHITECTURE.md", "proto/PROTOCOL.md"].map(|name| root.join(name)));
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("a document of the project");
+        (path.display().to_string(), text)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Every markdown file under a directory.
+fn markdown_files(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("a directory of documents") {
+        let path = entry.expect("an entry of a directory").path();
+        if path.is_dir() {
+            files.extend(markdown_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            files.push(path);
+        }
+    }
+    files
 }
 
 /// Lines of fenced and indented blocks; continued lines are joined.
@@ -83,6 +94,9 @@ const SOURCE_DIRECTORIES: [&str; 5] = [
     "daemon/core/src",
 ];
 
+/// Files beside the programs' own that are tests.
+const TEST_MODULES: [&str; 2] = ["documents.rs", "command_reference.rs"];
+
 /// Path and text of every source file, without unit tests.
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -94,7 +108,7 @@ fn sources() -> Vec<(String, String)> {
             let name = path.display().to_string();
             if path.is_dir() && !name.ends_with("/tests") {
                 waiting.push(path);
-            } else if name.ends_with(".rs") && !name.ends_with("documents.rs") {
+            } else if name.ends_with(".rs") && !TEST_MODULES.iter().any(|one| name.ends_with(one)) {
                 let text = std::fs::read_to_string(&path).expect("a file of the project");
                 let product = text.split("#[cfg(test)]\nmod tests").next();
                 files.push((name, product.unwrap_or_default().to_owned()));

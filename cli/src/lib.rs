@@ -4,6 +4,8 @@
 mod args;
 mod client;
 mod clock;
+#[cfg(test)]
+mod command_reference;
 mod commands;
 #[cfg(test)]
 mod commands_in_documents;

@@ -1,12 +1,14 @@
 //! End-to-end tests with whole relays, real gRPC, real files and real processes. They check the
-//! promises of the README.
+//! promises in docs/promises.md.
 
 mod agents;
 mod cli;
+mod documents;
 mod full_scenario;
 mod leases;
 mod operator;
 mod protocol;
+mod readability;
 mod secret_search;
 mod storage;
 mod tasks;

@@ -1,11 +1,11 @@
-//! Rules about the source code and the documents.
+//! Rules about the source code.
 
 use std::path::{Path, PathBuf};
 
 /// The maximum length of a source file.
 const LINES_MAX: usize = 500;
 
-fn workspace_root() -> &'static Path {
+pub(crate) fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("the crate is in the workspace")
@@ -30,7 +30,7 @@ fn collect_source_files(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-fn all_source_files() -> Vec<(PathBuf, String)> {
+pub(crate) fn all_sources() -> Vec<(PathBuf, String)> {
     ["shared", "proto", "relay", "daemon", "cli", "tests"]
         .into_iter()
         .flat_map(source_files)
@@ -76,7 +76,7 @@ fn the_core_crates_have_no_io_dependencies_and_read_no_clock() {
 
 #[test]
 fn files_are_short_and_begin_with_a_module_comment() {
-    for (path, text) in all_source_files() {
+    for (path, text) in all_sources() {
         let lines = text.lines().count();
         assert!(lines <= LINES_MAX, "{} has {lines} lines", path.display());
         assert!(
@@ -125,7 +125,7 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
         }
     }
     let unbounded = ["unbounded", "_channel("].concat();
-    for (path, text) in all_source_files() {
+    for (path, text) in all_sources() {
         let found = lines_with_words(&text, &[&unbounded]);
         assert!(found.is_empty(), "{}: {found:?}", path.display());
     }
@@ -153,76 +153,4 @@ fn no_test_waits_by_sleeping() {
         let found = lines_with_words(&text, &[&sleep]);
         assert!(found.is_empty(), "{}: {found:?}", path.display());
     }
-}
-
-/// The tests that a document names, in the form `name` (path/file.rs).
-fn named_tests(document: &str) -> Vec<(String, String)> {
-    let text = std::fs::read_to_string(workspace_root().join(document)).expect("a document");
-    let parts: Vec<&str> = text.split('`').collect();
-    let quoted = parts.chunks_exact(2).zip(parts.iter().skip(2).step_by(2));
-    quoted
-        .filter_map(|(pair, after)| {
-            let file = after.trim_start().strip_prefix('(')?.split(')').next()?;
-            let is_name = pair[1]
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit());
-            (is_name && file.ends_with(".rs")).then(|| (pair[1].to_owned(), file.to_owned()))
-        })
-        .collect()
-}
-
-#[test]
-fn every_test_that_the_readme_names_exists() {
-    let named = named_tests("README.md");
-    assert!(
-        named.len() >= 5,
-        "every promise must name its test, found only {named:?}"
-    );
-    named
-        .iter()
-        .for_each(|(test, file)| assert_test_runs(test, file));
-}
-
-/// Checks that the file has this test and that `cargo test` runs it.
-fn assert_test_runs(test: &str, file: &str) {
-    let source = std::fs::read_to_string(workspace_root().join(file))
-        .unwrap_or_else(|_| panic!("{file} is named but does not exist"));
-    let lines: Vec<&str> = source.lines().collect();
-    let line_index = lines
-        .iter()
-        .position(|line| line.contains(&format!("fn {test}(")))
-        .unwrap_or_else(|| panic!("{file} has no test {test}"));
-    let above = lines[..line_index].iter().rev();
-    let attributes: Vec<&&str> = above
-        .take_while(|line| line.trim_start().starts_with(['#', '/']))
-        .collect();
-    // Within a proptest block the tests have the attribute in the source as well.
-    let is_test = attributes.iter().any(|line| line.contains("test"));
-    assert!(is_test, "{test} in {file} is not a test");
-    let skipped = attributes.iter().any(|line| line.contains("ignore"));
-    assert!(!skipped, "{test} in {file} is not run by `cargo test`");
-}
-
-/// Each requirement has one row, and each row names a test or a check of CI.
-#[test]
-fn every_requirement_names_tests_that_run() {
-    let document = "tests/REQUIREMENTS.md";
-    let text = std::fs::read_to_string(workspace_root().join(document)).unwrap();
-    let counts = [("G", 9), ("O", 12), ("A", 13), ("L", 7), ("C", 13)];
-    for (group, rows) in counts {
-        for number in 1..=rows {
-            let mark = format!("| {group}{number} |");
-            let row = text.lines().find(|line| line.starts_with(&mark));
-            let row = row.unwrap_or_else(|| panic!("{group}{number} has no row"));
-            let has_proof = row.contains(".rs)") || row.contains("rule of work: `.ci/run`");
-            assert!(
-                has_proof,
-                "{group}{number} names neither a test nor a check"
-            );
-        }
-    }
-    let named = named_tests(document);
-    named
-        .iter()
-        .for_each(|(test, file)| assert_test_runs(test, file));
 }

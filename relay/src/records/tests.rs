@@ -1,6 +1,6 @@
 //! The format of stored records. Data of the current schema is read and encoded again, and must
 //! not change by a byte. A change to a record type therefore fails here until it gets a new
-//! schema number (the rule is in ARCHITECTURE.md).
+//! schema number (the rule is in docs/design/storage.md).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

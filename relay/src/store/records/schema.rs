@@ -1,7 +1,7 @@
 //! Schema numbers: the format of stored records, and the steps from one number to the next.
 //! Every value and journal entry carries the number it was written with. So everything older
 //! can be migrated when it is read, and a version that supports only older numbers refuses the
-//! data instead of guessing. ARCHITECTURE.md explains when the number must grow.
+//! data instead of guessing. docs/design/storage.md explains when the number must grow.
 
 use bytes::Bytes;
 
