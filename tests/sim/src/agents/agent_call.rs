@@ -1,5 +1,5 @@
-//! How the calls of agents travel: each way takes its time, a request or an answer may get lost, a relay that is down hears
-//! nothing, and whoever hears nothing says the same again.
+//! Transport of agents' calls: each direction takes time, a request or an answer may be lost, a
+//! relay that is down receives nothing, and an agent without an answer repeats its call.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::clients::sim_clients::SimClientRequest;
 use crate::clients::task_specs::spec_digest;
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// Nobody waits longer for an answer.
+/// The longest wait for an answer.
 const ANSWER_TIMEOUT_MS: u64 = 5_000;
 const MAX_CALL_TRIES: u32 = 4;
 
@@ -46,7 +46,7 @@ pub(crate) enum AgentRequest {
 }
 
 impl PendingAgentCall {
-    /// Renewals go on beside whatever it does.
+    /// Renewals run concurrently with other calls.
     pub(crate) fn blocks_agent(&self) -> bool {
         !is_renewal(&self.request)
     }
@@ -62,7 +62,7 @@ impl Simulation {
         self.send_agent_call_try(agent, wish, 1, travel);
     }
 
-    /// The call takes this long to get there.
+    /// The call takes this long to arrive.
     pub(crate) fn send_agent_call_try(
         &mut self,
         agent: usize,
@@ -102,7 +102,7 @@ impl Simulation {
         self.options.careless_agents && !self.healing && self.rng.chance(6)
     }
 
-    /// The request is at the relay. Calls of agents pass with the frames of daemons.
+    /// The request arrives at the relay. Agents' calls and daemons' frames share one queue.
     pub(crate) fn deliver_agent_call(&mut self, agent: usize, call: u64) {
         let made = self.agents[agent].pending_calls.get(&call).cloned();
         let Some(made) = made.filter(|_| self.relay.core.is_some()) else {
@@ -164,7 +164,7 @@ impl Simulation {
         }
     }
 
-    /// What the relay has acknowledged counts, whether or not anybody hears of it.
+    /// The relay's acknowledgement counts, even if the answer is lost.
     pub(crate) fn record_agent_reply(
         &mut self,
         agent: usize,
@@ -214,7 +214,7 @@ impl Simulation {
         self.schedule(at, ScheduledEvent::AnswerArrival { agent, call });
     }
 
-    /// No answer came: it may have happened or not, so it is said again.
+    /// No answer arrived. The call may have taken effect or not, so it is repeated.
     pub(crate) fn retry_unanswered_call(&mut self, agent: usize, call: u64) {
         let Some(made) = self.agents[agent].pending_calls.remove(&call) else {
             return;
@@ -279,7 +279,7 @@ impl Simulation {
         self.add_agent_lease(agent, sent_at, grip);
     }
 
-    /// What it was told about a lease that it has.
+    /// Applies the answer about a lease that it has.
     fn apply_lease_answer(
         &mut self,
         agent: usize,
@@ -325,7 +325,7 @@ impl Simulation {
     }
 }
 
-/// Whoever says this has stopped.
+/// Calls that an agent makes after it has stopped.
 pub(crate) fn ends_attempt(verb: &AgentLeaseVerb) -> bool {
     match verb {
         AgentLeaseVerb::Complete(..)
