@@ -116,7 +116,7 @@ async fn each_agent_kind_gets_the_tools_through_its_own_configuration() {
         fixture.wait_for_end(&bare).await;
         let output = read_output(fixture.relay.admin(), &bare, |_| true).await;
         assert!(
-            output.contains("nothing was handed over"),
+            output.contains("no tool server was configured"),
             "{agent}: {output}"
         );
     }
