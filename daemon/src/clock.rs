@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn manual_clock_wakes_sleepers_only_when_their_moment_comes() {
+    async fn a_manual_clock_wakes_sleepers_when_their_time_comes() {
         let clock = Clock::manual(BootTime::from_millis(1_000));
         let sleeper = clock.clone();
         let task =

@@ -85,6 +85,10 @@ impl ScenarioFixture {
             tap,
             daemon,
         });
+        // A daemon that stops before it reads its first Welcome has no stored id. Its next start
+        // would be a second daemon of the same name, which no look-up by name can find.
+        let admin = self.relay.admin();
+        admin.wait_for_daemon_state(name, DaemonState::Online).await;
     }
 
     async fn start_daemon(&self, name: &str, tap: &FrameTap, credential: &str) -> DaemonProcess {

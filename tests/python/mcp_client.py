@@ -134,7 +134,7 @@ async def inside(baton, environment, handed):
     parameters = StdioServerParameters(command=baton, args=["mcp"], env={**environment, **handed})
     async with stdio_client(parameters) as pipes, ClientSession(*pipes) as session:
         told = await session.initialize()
-        assert "daemon holds it for you" in told.instructions, told.instructions
+        assert "daemon holds its lease for you" in told.instructions, told.instructions
         calls = await check_schemas(session)
         own = await granted(session, "task_get", {})
         assert own["scope"] == "own_task" and own["task"]["goal"] == "inside"

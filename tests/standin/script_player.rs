@@ -261,7 +261,7 @@ impl ScriptPlayer<'_> {
         let server = self.wire.tool_server().or_else(|| self.tool_server.clone());
         let result = match server {
             Some(server) => server.call_tool(&call.name, &call.argument),
-            None => "nothing was tool_server_argument over".to_owned(),
+            None => "no tool server was configured".to_owned(),
         };
         self.send_text(&format!("{} -> {result}", call.name));
     }

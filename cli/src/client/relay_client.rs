@@ -39,7 +39,7 @@ impl CallCredential {
         let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
             CliError::usage(
                 "the access token contains invalid characters",
-                "create a new token with `baton token create`",
+                "create a new token with `baton token create --role submitter`",
             )
         })?;
         header.set_sensitive(true);

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lease_stays_and_a_torn_file_says_nothing() {
+    fn the_last_lease_is_read_and_a_torn_file_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_lease(dir.path()), None);
         for limit in [500, 900] {

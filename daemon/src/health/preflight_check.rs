@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_directory_is_writable_and_private_or_said_not_to_be() {
+    fn the_check_requires_a_writable_and_private_data_directory() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("deep/data");
         assert_eq!(

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deaf_daemon_is_unhealthy_and_alive_and_other_questions_are_answered_too() {
+    fn a_daemon_without_answers_of_the_relay_is_unhealthy_but_alive() {
         let now = BootTime::from_millis(100_000);
         let mut status = well(now);
         let ask = |line: &str, status: &DaemonStatus, at: BootTime| {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_asked_over_a_socket_in_a_deep_directory_and_a_leftover_is_no_obstacle() {
+    async fn health_checks_work_in_a_deep_directory_with_a_leftover_socket() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("d".repeat(200));
         fs::create_dir(&dir).unwrap();

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn renewals_and_orders_do_not_wait_behind_what_a_child_is_to_read() {
+    async fn renewals_and_orders_are_sent_before_stdin() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut connection = ShimConnection::new(ours, None, None);
         connection.push_stdin(Stdin {

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_a_file_ends_in_a_torn_record_and_never_in_another_message() {
+    fn every_cut_of_a_file_ends_in_a_torn_record() {
         let (file, second) = two();
         for length in 0..file.len() {
             let cut = &file[..length];

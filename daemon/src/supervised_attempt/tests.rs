@@ -52,7 +52,7 @@ fn push_question(held: &mut SupervisedAttempt, clock: &Clock) {
 }
 
 #[test]
-fn a_child_whose_words_nobody_hears_is_held_back_with_a_relay_and_without() {
+fn a_child_with_too_many_unacked_frames_is_paused() {
     for connected in [false, true] {
         let clock = clock();
         let (mut held, bits) = running(&clock);
@@ -88,7 +88,7 @@ fn call_tool(held: &mut SupervisedAttempt, clock: &Clock) -> oneshot::Receiver<T
 }
 
 #[test]
-fn nobody_is_told_that_words_are_kept_that_were_thrown_away() {
+fn a_tool_call_of_a_fenced_attempt_gets_no_confirmation() {
     let clock = clock();
     let (mut held, _bits) = running(&clock);
     let mut answer = call_tool(&mut held, &clock);
@@ -101,7 +101,7 @@ fn nobody_is_told_that_words_are_kept_that_were_thrown_away() {
 }
 
 #[test]
-fn what_no_disk_would_take_is_no_full_disk() {
+fn an_oversized_frame_is_not_reported_as_a_full_disk() {
     let clock = clock();
     let ends = [
         (StopReason::DiskFull, "worker_disk_full"),

@@ -220,7 +220,7 @@ mod tests {
     };
 
     #[test]
-    fn what_outlasts_the_drain_is_handed_over_and_then_the_daemon_leaves_at_once() {
+    fn attempts_that_outlast_the_drain_are_handed_over() {
         let course = WITH_EXTENSION.begin_drain(at(0));
         assert_eq!(course.wake_at(), Some(at(28_000)));
         assert_eq!(course.next(inputs_at(27_999, WITH_EXTENSION)), course);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_does_not_answer_delays_nobody_beyond_the_deadline() {
+    fn a_silent_relay_does_not_delay_the_exit_past_the_deadline() {
         let course = WITH_EXTENSION
             .begin_drain(at(0))
             .next(inputs_at(28_000, WITH_EXTENSION));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn without_holds_the_rest_is_killed_in_time_for_its_receipts() {
+    fn without_lease_extensions_the_rest_is_killed_in_time() {
         let killing = ShutdownSettings {
             lease_extension: Duration::ZERO,
             ..WITH_EXTENSION
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn however_short_the_drain_is_half_of_it_is_for_the_attempts() {
+    fn half_of_a_short_drain_is_for_the_attempts() {
         let short = ShutdownSettings {
             drain: Duration::from_secs(1),
             ..WITH_EXTENSION

@@ -174,7 +174,7 @@ async fn terminal_error(supervisor: &mut Supervisor, id: &str) -> TaskError {
 }
 
 #[tokio::test]
-async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
+async fn an_attempt_whose_task_panicked_is_swept_and_ends_as_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let up = dir.path().join("up");
     // Only its marker leads to the escapee.
@@ -214,7 +214,7 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
 }
 
 #[tokio::test]
-async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
+async fn when_the_cleanup_task_dies_the_slot_is_free_without_proof() {
     let dir = tempfile::tempdir().unwrap();
     let up = dir.path().join("up");
     // Nobody ends it, so it ends by itself when the test is over.
@@ -231,7 +231,7 @@ async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_runs_is_heard_until_its_lease_is_over() {
+async fn a_running_attempt_may_send_until_its_lease_ends() {
     let dir = tempfile::tempdir().unwrap();
     let up = dir.path().join("up");
     // Nobody ends it, so it ends by itself when the test is over.

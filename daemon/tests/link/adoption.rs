@@ -90,7 +90,7 @@ fn assert_unbroken(session: &FakeRelaySession, first: u64) {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
+async fn the_next_daemon_goes_on_where_a_killed_one_stopped() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -152,7 +152,7 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ended() {
+async fn an_end_without_a_daemon_is_reported_with_its_own_time() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -199,7 +199,7 @@ async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ende
 }
 
 #[tokio::test]
-async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_the_receipt() {
+async fn a_lease_that_ends_without_a_daemon_is_reported_by_the_next_one() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -239,7 +239,7 @@ async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_t
 }
 
 #[tokio::test]
-async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_restart() {
+async fn an_unconfirmed_attempt_is_returned_after_a_restart() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -273,7 +273,7 @@ async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_resta
 }
 
 #[tokio::test]
-async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
+async fn after_a_reboot_attempts_end_without_waiting() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -312,7 +312,7 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
+async fn a_daemon_with_attempts_waits_for_a_valid_token() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -344,7 +344,7 @@ async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
 }
 
 #[tokio::test]
-async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
+async fn a_bad_entry_in_the_data_directory_does_not_stop_the_daemon() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let attempts = home.path().join("data/attempts");
@@ -356,7 +356,7 @@ async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
 }
 
 #[tokio::test]
-async fn a_shim_has_nothing_of_its_daemons_environment() {
+async fn a_shim_inherits_nothing_of_the_daemons_environment() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;

@@ -17,7 +17,7 @@ use crate::fake_relay::{FakeRelay, TEST_TIMEOUT, attempt, shell};
 use crate::test_daemon::{LinkTestDaemon, is_alive};
 
 #[tokio::test]
-async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream() {
+async fn without_renewals_the_child_is_dead_at_the_lease_limit() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -62,7 +62,7 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
 }
 
 #[tokio::test]
-async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
+async fn a_cancel_stops_the_child_and_a_second_one_changes_nothing() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -119,7 +119,7 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result() {
+async fn a_fenced_attempt_is_killed_and_sends_only_a_receipt() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -160,7 +160,7 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
 }
 
 #[tokio::test]
-async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
+async fn a_draining_daemon_finishes_its_work_and_refuses_more() {
     let mut relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -210,7 +210,7 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
 }
 
 #[tokio::test]
-async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
+async fn attempts_that_outlast_the_drain_are_killed_with_a_receipt() {
     let mut relay = FakeRelay::start().await;
     let daemon =
         LinkTestDaemon::start_with(&relay.url, |config| config.drain = Duration::from_secs(4));

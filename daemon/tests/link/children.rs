@@ -64,7 +64,7 @@ async fn a_child_that_ignores_term_is_killed_after_the_grace() {
 }
 
 #[tokio::test]
-async fn a_child_that_obeys_term_is_gone_at_once() {
+async fn a_child_that_obeys_term_ends_at_once() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -126,7 +126,7 @@ async fn leftovers_of_a_finished_child_do_not_outlive_it() {
 }
 
 #[tokio::test]
-async fn a_megabyte_of_prompt_that_nobody_reads_harms_nothing() {
+async fn a_prompt_of_a_mebibyte_that_is_not_read_does_no_harm() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -163,7 +163,7 @@ async fn a_megabyte_of_prompt_that_nobody_reads_harms_nothing() {
 }
 
 #[tokio::test]
-async fn ten_megabytes_in_one_line_arrive_whole_in_chunks_of_at_most_64_kib() {
+async fn ten_megabytes_in_one_line_arrive_in_chunks_of_64_kib() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -180,7 +180,7 @@ async fn ten_megabytes_in_one_line_arrive_whole_in_chunks_of_at_most_64_kib() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_relay_cannot_keep_up_with_waits_and_its_silence_is_no_deadline() {
+async fn a_child_paused_for_a_slow_relay_misses_no_deadline() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;

@@ -14,7 +14,7 @@ use crate::fake_relay::{FakeRelay, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
 #[tokio::test]
-async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt() {
+async fn a_command_runs_after_its_lease_is_confirmed() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let (mut session, hello) = relay.accept().await;
@@ -95,7 +95,7 @@ async fn a_command_sees_its_prompt_and_an_environment_of_allowed_names() {
 }
 
 #[tokio::test]
-async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
+async fn a_failure_has_its_code_its_exit_and_the_tail_of_stderr() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -221,7 +221,7 @@ async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
 }
 
 #[tokio::test]
-async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
+async fn the_largest_possible_dispatch_is_accepted() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -233,7 +233,7 @@ async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_with_its_reason() {
+async fn unsuitable_dispatches_are_refused_with_a_reason() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -280,7 +280,7 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_at_the_start_ends_the_daemon() {
+async fn a_token_refused_at_the_start_ends_the_daemon() {
     let relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         std::fs::write(&config.token_file, "btn_other\n").unwrap();

@@ -37,7 +37,7 @@ fn contents(dir: &Path) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_attempt_is_on_the_disk_without_its_token_until_the_relay_has_everything() {
+async fn an_attempt_is_on_disk_without_its_token_until_acknowledged() {
     let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
     let _daemon = LinkTestDaemon::start_with(&relay.url, |config| {
@@ -70,7 +70,7 @@ async fn an_attempt_is_on_the_disk_without_its_token_until_the_relay_has_everyth
 }
 
 #[tokio::test]
-async fn an_id_that_could_not_be_a_name_is_refused_and_touches_nothing() {
+async fn an_attempt_id_that_is_no_file_name_is_refused() {
     let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
     let _daemon = LinkTestDaemon::start_with(&relay.url, |config| {
@@ -98,7 +98,7 @@ async fn an_id_that_could_not_be_a_name_is_refused_and_touches_nothing() {
 }
 
 #[tokio::test]
-async fn a_restarted_daemon_still_refuses_a_relay_of_the_past() {
+async fn a_restarted_daemon_refuses_a_replaced_relay() {
     let mut relay = FakeRelay::start().await;
     let data = tempfile::tempdir().unwrap();
     let start = |relay: &FakeRelay| {
@@ -131,7 +131,7 @@ async fn a_restarted_daemon_still_refuses_a_relay_of_the_past() {
 }
 
 #[tokio::test]
-async fn heartbeats_tell_how_much_of_the_disk_is_free_and_what_is_unacknowledged() {
+async fn heartbeats_report_free_disk_space_and_unacked_bytes() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;

@@ -81,7 +81,7 @@ fn granted(request: &HoldRequest) -> renew_result::Result {
 }
 
 #[tokio::test]
-async fn what_outlasts_the_drain_goes_on_under_a_hold_and_the_next_daemon_finishes_it() {
+async fn attempts_go_on_under_an_extended_lease_and_the_next_daemon_finishes_them() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
@@ -128,7 +128,7 @@ async fn what_outlasts_the_drain_goes_on_under_a_hold_and_the_next_daemon_finish
 }
 
 #[tokio::test]
-async fn a_relay_that_does_not_answer_holds_up_nobody_and_what_runs_has_its_lease_left() {
+async fn a_silent_relay_does_not_delay_the_hand_over() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
@@ -151,7 +151,7 @@ async fn a_relay_that_does_not_answer_holds_up_nobody_and_what_runs_has_its_leas
 }
 
 #[tokio::test]
-async fn without_a_relay_a_daemon_stops_in_its_time_and_what_runs_has_its_lease_left() {
+async fn without_a_relay_a_daemon_still_stops_in_time() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
@@ -175,7 +175,7 @@ async fn without_a_relay_a_daemon_stops_in_its_time_and_what_runs_has_its_lease_
 }
 
 #[tokio::test]
-async fn a_lost_stream_is_asked_again_and_what_the_relay_revokes_is_not_kept() {
+async fn a_lease_extension_is_requested_again_on_the_next_stream() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start_at(&home, &relay.url, |config| {

@@ -26,7 +26,7 @@ use crate::test_daemon::{
 use crate::traced::{detach, trace};
 
 #[tokio::test]
-async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
+async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_sent() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -55,7 +55,7 @@ async fn read_hidden_pid(session: &mut FakeRelaySession) -> u32 {
 }
 
 #[tokio::test]
-async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
+async fn no_process_escapes_the_daemon_when_its_shim_is_killed() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -70,7 +70,7 @@ async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
 }
 
 #[tokio::test]
-async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
+async fn for_a_shim_of_an_earlier_daemon_nothing_is_proved() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -105,7 +105,7 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
 }
 
 #[tokio::test]
-async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
+async fn no_process_escapes_below_a_stuck_shim_of_an_earlier_daemon() {
     for answers in [false, true] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -139,7 +139,7 @@ async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
+async fn an_attempt_is_returned_when_the_daemon_dies_during_its_launch() {
     for comes_up in [true, false] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -198,7 +198,7 @@ async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
 }
 
 #[tokio::test]
-async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
+async fn a_killed_shim_causes_a_cut_of_unknown_length() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -237,7 +237,7 @@ async fn is_renewed(session: &mut FakeRelaySession, attempt: &AttemptRef) -> boo
 }
 
 #[tokio::test]
-async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_goes_on() {
+async fn a_shim_without_confirmed_renewals_is_not_renewed() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -280,7 +280,7 @@ async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_g
 }
 
 #[tokio::test]
-async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
+async fn a_displaced_daemon_reconnects_to_its_shim() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -379,7 +379,7 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
 }
 
 #[tokio::test]
-async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_ends() {
+async fn a_stuck_shim_is_killed_with_its_processes_before_its_lease_ends() {
     for restarts in [false, true] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -436,7 +436,7 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
 }
 
 #[tokio::test]
-async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_running() {
+async fn a_shim_that_has_reported_does_not_count_as_running() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});

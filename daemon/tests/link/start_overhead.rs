@@ -56,7 +56,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn first_output_comes_ten_milliseconds_later_than_without_baton_at_most() {
+async fn the_first_output_is_delayed_by_at_most_ten_milliseconds() {
     let rounds = std::env::var("BATON_ROUNDS").ok();
     let rounds = rounds.map_or(STARTS, |rounds| rounds.parse().expect("a number"));
     let mut relay = FakeRelay::start().await;

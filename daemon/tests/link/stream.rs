@@ -15,7 +15,7 @@ use crate::fake_relay::{FakeRelay, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
 #[tokio::test]
-async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
+async fn a_lost_stream_ends_nothing_and_unacked_frames_are_sent_again() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -78,7 +78,7 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
 }
 
 #[tokio::test]
-async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late() {
+async fn a_terminal_frame_is_sent_even_when_other_frames_are_refused() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -134,7 +134,7 @@ async fn a_gap_is_replayed_from_the_last_ack() {
 }
 
 #[tokio::test]
-async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() {
+async fn two_unanswered_heartbeats_make_the_daemon_reconnect() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let (mut session, _) = relay.accept().await;
@@ -153,7 +153,7 @@ async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() 
 }
 
 #[tokio::test]
-async fn a_daemon_that_hears_nothing_is_unwell_and_says_what_it_heard_last() {
+async fn a_daemon_without_answers_is_unhealthy_and_reports_the_last_answer() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let clock = Clock::boot();
@@ -223,7 +223,7 @@ fn goodbye(code: GoodbyeCode, retry_after: Duration) -> Down {
 }
 
 #[tokio::test]
-async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out() {
+async fn a_superseded_daemon_stays_away_for_a_minute() {
     let mut relay = FakeRelay::start().await;
     let clock = hand_driven();
     let mut daemon = LinkTestDaemon::start_with(&relay.url, |config| config.clock = clock.clone());
@@ -250,7 +250,7 @@ async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out()
 }
 
 #[tokio::test]
-async fn a_wish_to_wait_is_kept_and_beaten_by_a_lease() {
+async fn retry_after_is_respected_unless_a_lease_is_at_stake() {
     let mut relay = FakeRelay::start().await;
     let clock = hand_driven();
     let mut daemon = LinkTestDaemon::start_with(&relay.url, |config| config.clock = clock.clone());

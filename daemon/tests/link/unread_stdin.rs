@@ -15,7 +15,7 @@ while :; do printf '{"id":"%s","method":"nobody/knows"}\n' "$id"; done
 "#;
 
 #[tokio::test]
-async fn an_agent_that_never_reads_its_stdin_is_ended_before_it_fills_the_worker() {
+async fn an_agent_that_never_reads_its_stdin_is_ended() {
     let mut relay = FakeRelay::start().await;
     let agent = AgentConfig::Coding {
         wire: AgentWire::CodexAppServer,

@@ -23,7 +23,7 @@ while :; do sleep 600; done
 "#;
 
 #[test]
-fn a_lease_that_ends_takes_the_child_and_all_that_it_left() {
+fn the_end_of_a_lease_kills_the_child_and_its_descendants() {
     let mut shim = ShimFixture::start();
     let mut launch = shell(PROCESS_TREE_SCRIPT);
     launch.lease = Some(lease(
@@ -82,7 +82,7 @@ fn a_renewed_lease_lets_the_child_go_on() {
 }
 
 #[test]
-fn an_order_terminates_first_and_kills_at_its_moment() {
+fn a_stop_order_sends_term_first_and_kill_at_its_time() {
     let mut shim = ShimFixture::run(PROCESS_TREE_SCRIPT);
     let pids = shim.transcript(0).pids(&mut shim.wire);
     let ordered = now();
@@ -97,7 +97,7 @@ fn an_order_terminates_first_and_kills_at_its_moment() {
 
 /// An order that came too late for its grace, and a lease of a daemon that counted a short grace wrongly.
 #[test]
-fn term_comes_before_kill_however_short_the_grace_is() {
+fn term_is_sent_before_kill_however_short_the_grace_is() {
     let mut ordered = ShimFixture::run(PROCESS_TREE_SCRIPT);
     ordered.transcript(0).pids(&mut ordered.wire);
     ordered.wire.stop(Duration::ZERO);
@@ -116,7 +116,7 @@ fn term_comes_before_kill_however_short_the_grace_is() {
 }
 
 #[test]
-fn a_child_that_listens_to_term_is_not_killed() {
+fn a_child_that_obeys_term_is_not_killed() {
     // One process: a second one might be between fork and exec, where a signal finds nobody.
     let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do :; done";
     let mut shim = ShimFixture::run(script);
@@ -130,7 +130,7 @@ fn a_child_that_listens_to_term_is_not_killed() {
 }
 
 #[test]
-fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
+fn processes_that_a_child_leaves_get_a_grace_and_are_killed() {
     let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' & echo $!; exit 0";
     let mut shim = ShimFixture::run(script);
     let pids = shim.transcript(0).pids(&mut shim.wire);
@@ -145,7 +145,7 @@ fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
 }
 
 #[test]
-fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
+fn the_child_of_a_killed_shim_dies_without_a_report() {
     let mut shim = ShimFixture::run("echo $$; exec sleep 600");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     shim.signal(Signal::KILL);
@@ -156,7 +156,7 @@ fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
 }
 
 #[test]
-fn signals_to_the_shim_reach_nobody() {
+fn signals_to_the_shim_have_no_effect() {
     let mut shim = ShimFixture::run("echo up; read line; echo still here");
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
@@ -176,7 +176,7 @@ fn signals_to_the_shim_reach_nobody() {
 }
 
 #[test]
-fn a_daemon_that_hears_nothing_delays_no_end() {
+fn a_daemon_that_does_not_read_delays_no_end() {
     let mut shim = ShimFixture::start();
     let mut launch = shell("while :; do seq 1000; done");
     launch.lease = Some(lease(
@@ -192,7 +192,7 @@ fn a_daemon_that_hears_nothing_delays_no_end() {
 }
 
 #[test]
-fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
+fn a_lease_that_ended_during_a_suspend_ends_the_child_at_once() {
     let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1");
     });
@@ -207,7 +207,7 @@ fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
 }
 
 #[test]
-fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
+fn a_shim_that_panics_kills_its_processes_without_a_report() {
     let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1").stderr(Stdio::null());
     });
@@ -221,7 +221,7 @@ fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
 }
 
 #[test]
-fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
+fn the_last_renewal_of_a_dead_daemon_counts() {
     let mut shim = ShimFixture::run("while :; do echo x; done");
     shim.wire.grown();
     let longer = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
@@ -235,7 +235,7 @@ fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
 }
 
 #[test]
-fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
+fn a_shim_that_cannot_scan_processes_still_ends_its_child() {
     let mut shim = ShimFixture::run("trap '' TERM; echo $$; while :; do sleep 600; done");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     // It has more files than that open already, and can open none to read /proc; waiting for a few takes as many.
@@ -252,7 +252,7 @@ fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
 }
 
 #[test]
-fn a_shim_that_cannot_end_everybody_says_so_and_goes_on_until_it_has() {
+fn a_shim_reports_unkillable_processes_and_goes_on_killing() {
     let mut shim = ShimFixture::run("setsid sleep 600 & echo $!; wait");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     trace(pids[0]);

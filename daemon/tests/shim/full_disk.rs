@@ -28,7 +28,7 @@ fn limit(shim: &ShimFixture, bytes: Option<u64>) {
 }
 
 #[test]
-fn a_disk_that_refuses_for_a_while_costs_nothing() {
+fn a_disk_that_refuses_for_a_while_loses_no_output() {
     let mut shim = ShimFixture::run("read line; seq 20000; echo end >&2");
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", true);
@@ -45,7 +45,7 @@ fn a_disk_that_refuses_for_a_while_costs_nothing() {
 }
 
 #[test]
-fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
+fn output_that_was_never_stored_is_counted_in_the_report() {
     let (_dir, gate) = gate();
     let script = format!(
         "read line; head -c 10000 /dev/zero; read line < {}",
@@ -91,7 +91,7 @@ fn on_small_disk(size: &str, prepare: &str) -> Option<(ShimFixture, from_shim::M
 }
 
 #[test]
-fn a_full_file_system_holds_the_child_back_until_there_is_space_again() {
+fn a_full_file_system_pauses_the_child_until_there_is_space() {
     let Some((mut shim, _)) = on_small_disk("256k", "") else {
         return;
     };
@@ -129,7 +129,7 @@ fn an_end_on_a_full_file_system_is_reported_on_the_disk() {
 }
 
 #[test]
-fn a_directory_without_space_starts_nothing() {
+fn nothing_is_started_in_a_directory_without_space() {
     let fill = "head -c 100000 /dev/zero > filler;";
     let Some((mut shim, answer)) = on_small_disk("64k", fill) else {
         return;

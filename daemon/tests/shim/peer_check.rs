@@ -22,7 +22,7 @@ fn is_answered(socket: &Path, prepare: impl FnOnce(&mut Command)) -> bool {
 }
 
 #[test]
-fn an_attempt_is_not_heard_by_its_own_shim_however_it_disguises_itself() {
+fn processes_of_the_attempt_cannot_connect_to_its_shim() {
     let mut shim = ShimFixture::start();
     let knock = format!("{PROGRAM} knock {}", shim.path(SOCKET_FILE).display());
     // The child, a child of it, and an orphan that forgot where it comes from.
@@ -37,7 +37,7 @@ fn an_attempt_is_not_heard_by_its_own_shim_however_it_disguises_itself() {
 }
 
 #[test]
-fn a_stranger_of_the_same_user_is_heard_unless_it_carries_the_attempts_marker() {
+fn a_process_of_the_same_user_may_connect_without_the_marker() {
     let shim = ShimFixture::run("read line");
     let socket = shim.path(SOCKET_FILE);
     assert!(!is_answered(&socket, |command| {

@@ -21,7 +21,7 @@ fn refused(launch: Launch) -> (String, String) {
 }
 
 #[test]
-fn what_cannot_be_started_is_reported_with_its_code() {
+fn a_failed_start_is_reported_with_its_code() {
     let mut launch = shell("");
     launch.program = "/no/such/program".into();
     let (code, message) = refused(launch);
@@ -45,7 +45,7 @@ fn what_cannot_be_started_is_reported_with_its_code() {
 }
 
 #[test]
-fn a_shim_that_nobody_launches_starts_nothing_and_says_so() {
+fn a_shim_without_a_launch_starts_nothing_and_reports_it() {
     let mut shim = ShimFixture::start();
     shim.disconnect();
     assert!(shim.wait_for_exit().success());
@@ -105,7 +105,7 @@ fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
 }
 
 #[test]
-fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
+fn the_token_is_given_to_the_next_daemon_and_never_stored() {
     let mut shim = ShimFixture::start();
     shim.launch(shell("echo up; cat; read line"));
     let mut second = shim.connect();
@@ -136,7 +136,7 @@ fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
 }
 
 #[test]
-fn a_lease_that_was_read_is_acknowledged() {
+fn a_received_lease_is_confirmed() {
     let mut shim = ShimFixture::start();
     let kept = |wire: &mut ShimWire| {
         wire.receive_until(|message| match message {
@@ -155,7 +155,7 @@ fn a_lease_that_was_read_is_acknowledged() {
 }
 
 #[test]
-fn the_socket_and_the_files_are_the_owners_alone() {
+fn only_the_owner_may_access_the_socket_and_the_files() {
     use std::os::unix::fs::PermissionsExt;
     let shim = ShimFixture::run("echo x; read line");
     let mode = |name: &str| {
@@ -169,7 +169,7 @@ fn the_socket_and_the_files_are_the_owners_alone() {
 }
 
 #[test]
-fn messages_before_a_greeting_are_not_heard() {
+fn messages_before_a_greeting_are_ignored() {
     let mut shim = ShimFixture::run("read line");
     let mut rude = shim.connect();
     rude.stop(Duration::ZERO);

@@ -29,14 +29,14 @@ fn start_time() -> Duration {
 
 /// Whatever else the machine does can only add to a start, so the quickest of many is what the shim itself takes.
 #[test]
-fn a_shim_is_present_within_five_milliseconds() {
+fn a_shim_answers_within_five_milliseconds() {
     let quickest = (0..STARTS).map(|_| start_time()).min().expect("starts");
     println!("from the start to its presence: {quickest:?}");
     assert!(quickest < START + slack(), "{quickest:?}");
 }
 
 #[test]
-fn a_shim_needs_less_than_three_mebibytes_of_its_own() {
+fn a_shim_needs_less_than_three_mebibytes() {
     let mut shim = ShimFixture::start();
     shim.launch(shell("seq 200000; echo up >&2; read line"));
     while !shim.whole_text().ends_with("up\n") {

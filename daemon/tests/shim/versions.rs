@@ -8,7 +8,7 @@ use prost::Message;
 use crate::shim_fixture::{ShimFixture, greeting, shell};
 
 #[test]
-fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
+fn a_daemon_without_a_common_version_is_refused() {
     let mut shim = ShimFixture::run("read line; echo $line");
     let mut newer = shim.connect();
     newer.send(greeting(HIGHEST_VERSION + 1, HIGHEST_VERSION + 5));
@@ -27,7 +27,7 @@ fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
 }
 
 #[test]
-fn the_highest_common_version_is_spoken() {
+fn the_highest_common_version_is_used() {
     let mut shim = ShimFixture::start_silent(|_| {});
     shim.wire.send(greeting(0, HIGHEST_VERSION + 7));
     let Some(from_shim::Message::Presence(presence)) = shim.wire.receive() else {
@@ -92,7 +92,7 @@ fn fields_and_messages_of_a_newer_daemon_are_ignored() {
 }
 
 #[test]
-fn noise_costs_the_connection_and_nothing_else() {
+fn invalid_bytes_close_only_the_connection() {
     let mut shim = ShimFixture::run("read line; echo $line");
     for noise in [&[0xff; 64][..], &[0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff]] {
         let mut noisy = shim.connect();

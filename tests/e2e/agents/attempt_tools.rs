@@ -116,7 +116,7 @@ async fn each_agent_kind_gets_the_tools_through_its_own_configuration() {
         fixture.wait_for_end(&bare).await;
         let output = read_output(fixture.relay.admin(), &bare, |_| true).await;
         assert!(
-            output.contains("nothing was handed over"),
+            output.contains("no tool server was configured"),
             "{agent}: {output}"
         );
     }
@@ -129,7 +129,11 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
     let (task, access) = fixture.submit_until_running("own").await;
     let tools = fixture.start_mcp(&access).await;
     assert_eq!(tools.list_tools().await.len(), 14);
-    assert!(tools.instructions().contains("daemon holds it for you"));
+    assert!(
+        tools
+            .instructions()
+            .contains("daemon holds its lease for you")
+    );
     let own = tools.call_tool("task_get", json!({})).await.into_content();
     assert_eq!(own["task"]["taskId"], json!(task.task_id));
     assert_eq!(own["task"]["goal"], json!("wait for own"));

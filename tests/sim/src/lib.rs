@@ -1,8 +1,10 @@
-//! A deterministic simulation of the real core: one thread, one seed, a virtual clock, and everything that can go
-//! wrong around it.
+//! A deterministic simulation of the real cores: one thread, one seed, a virtual clock, and all
+//! faults around them.
 //!
-//! Clients, links, disks and processes are small honest models; every decision is the relay's own core's, or that of the
-//! daemon's. Each seed enables its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
+//! Clients, links, disks and processes are small models; every decision is made by the real
+//! core of the relay or of the daemon. Each seed enables its own faults, runs a storm of them
+//! and then a healing phase, and every promise is checked at every step. A seed replays
+//! exactly.
 
 mod agents;
 mod checks;
@@ -28,7 +30,7 @@ use simulation::Simulation;
 /// Lines of trace that a failure shows.
 const TRACE_LINES_SHOWN: usize = 60;
 
-/// A seed that broke a promise.
+/// A seed that violated a promise.
 #[derive(Debug)]
 pub struct SeedFailure {
     pub seed: u64,
@@ -48,7 +50,8 @@ impl std::fmt::Display for SeedFailure {
     }
 }
 
-/// Runs one seed to its end. A failure is run again with its trace on, which changes nothing else.
+/// Runs one seed to its end. A failed seed is run again with its trace on, which changes
+/// nothing else.
 pub fn run_seed(seed: u64) -> Result<Counts, Box<SeedFailure>> {
     let options = SimulationOptions::from_seed(seed);
     let mut world = Simulation::new(seed, options.clone(), false);
@@ -67,7 +70,7 @@ pub fn run_seed(seed: u64) -> Result<Counts, Box<SeedFailure>> {
     }))
 }
 
-/// Everything that happened under this seed, up to its end or its failure.
+/// The trace of this seed, up to its end or its failure.
 pub fn trace_seed(seed: u64) -> Vec<String> {
     let mut world = Simulation::new(seed, SimulationOptions::from_seed(seed), true);
     let end = catch_unwind(AssertUnwindSafe(|| world.run()));

@@ -1,4 +1,4 @@
-//! Looks for a seed that shows a breakage of one of the cores.
+//! Searches for a seed that detects a mutant of one of the cores.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use baton_daemon_core::mutants as worker;
 
 use crate::run_seed;
 
-/// One breakage, of what the relay or of what a worker decides.
+/// One mutant of the relay's or the daemon's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoreMutant {
     Relay(relay::Mutant),
@@ -24,7 +24,7 @@ impl CoreMutant {
         Self::all().find(|mutant| mutant.to_string() == name)
     }
 
-    /// What is broken.
+    /// What the mutant changes.
     pub fn description(self) -> &'static str {
         match self {
             Self::Relay(mutant) => mutant.what(),
@@ -42,7 +42,7 @@ impl fmt::Display for CoreMutant {
     }
 }
 
-/// Breaks this thread's world in this way, or mends it.
+/// Activates this mutant on this thread, or deactivates all.
 pub fn activate(mutant: Option<CoreMutant>) {
     relay::activate(match mutant {
         Some(CoreMutant::Relay(mutant)) => Some(mutant),
@@ -56,19 +56,19 @@ pub fn activate(mutant: Option<CoreMutant>) {
 
 #[derive(Debug)]
 pub enum MutantSearchResult {
-    /// After so many seeds, by this broken promise.
+    /// Detected by this seed number, with this violated promise.
     Detected {
         seeds_needed: u64,
         broken_promise: String,
     },
     Survived,
-    /// Without any breakage a promise is broken under this seed: nothing can be learned from it.
+    /// This seed violates a promise without any mutant, so the search proves nothing.
     FailsWithoutMutant {
         seed: u64,
     },
 }
 
-/// Runs seeds under this breakage until one fails.
+/// Runs seeds with this mutant until one fails.
 pub fn search_mutant(mutant: CoreMutant, seeds: u64) -> MutantSearchResult {
     activate(Some(mutant));
     let failure = (0..seeds).find_map(|seed| run_seed(seed).err());

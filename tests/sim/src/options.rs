@@ -1,4 +1,5 @@
-//! What one seed may do: each enables its own subset of faults, so that rare ones are not drowned by common ones.
+//! The options of one seed. Each seed enables its own subset of faults, so that common faults
+//! do not hide rare ones.
 
 use baton_core::config::Config;
 use baton_core::ids::{Incarnation, RelayEpoch};
@@ -8,95 +9,96 @@ use crate::random::SeededRng;
 
 pub(crate) const MAX_LEASE_TTL_MS: u64 = 40_000;
 pub(crate) const MAX_LEASE_EXTENSION_MS: u64 = 60_000;
-/// After so many offers a task ends.
+/// A task ends after this many dispatches.
 pub(crate) const MAX_DISPATCHES: u32 = 6;
-/// How long a lost task may still be completed.
+/// How long a late result of a lost task may be adopted.
 pub(crate) const ADOPT_LATE_MS: u64 = 120_000;
 
-/// A swarm of switches and sizes; percentages are of the chances to do it.
+/// Switches and sizes of a seed. A switch is on in a percentage of the seeds.
 #[derive(Clone, Debug)]
 pub struct SimulationOptions {
     pub daemons: usize,
     pub tasks: usize,
-    /// How long faults and new work go on, in virtual milliseconds.
+    /// Duration of faults and new work, in virtual milliseconds.
     pub storm_ms: u64,
-    /// No fault at all, or only pauses of the relay that a lease outlasts: then nothing may be lost either.
+    /// No fault at all, or only pauses of the relay that are shorter than a lease: then no
+    /// attempt may be lost.
     pub calm: bool,
     pub short_stalls: bool,
     pub cuts: bool,
-    /// Streams that end without either side being told.
+    /// Streams that end without either side noticing.
     pub half_open: bool,
-    /// What was on its way when a stream ended may still arrive, much later.
+    /// Frames in flight when a stream ended may still arrive, much later.
     pub late_frames: bool,
     pub freezes: bool,
-    /// A stream's Hello may come after that of a newer stream.
+    /// A stream's Hello may arrive after that of a newer stream.
     pub stale_hellos: bool,
     pub relay_crashes: bool,
-    /// The relay is back within a second or two, while everything of before still runs.
+    /// The relay restarts within one or two seconds, while all processes still run.
     pub quick_boots: bool,
-    /// Daemons stay away long enough for leases to run out.
+    /// Daemons are offline long enough for leases to expire.
     pub long_outages: bool,
     pub relay_stalls: bool,
-    /// The relay's data are replaced by an older copy of them.
+    /// The relay's data is replaced by an older copy.
     pub imports: bool,
     /// Daemons are stopped for a while (SIGSTOP, a busy machine); their shims are not.
     pub daemon_stalls: bool,
-    /// Whole machines are asleep for a while.
+    /// Whole machines are suspended for a while.
     pub suspends: bool,
-    /// Frames that were sent long ago come again, on the stream of today.
+    /// Old frames arrive again, on the current stream.
     pub replayed_frames: bool,
-    /// Links give frames twice, and some before those that they follow.
+    /// Links deliver frames twice, and some out of order.
     pub duplicate_frames: bool,
     /// One direction of a stream is dead and the other is not.
     pub one_way_cuts: bool,
     pub slow_disk: bool,
-    /// The disk refuses a commit, and the relay's process ends by that.
+    /// The disk fails a commit, and the relay's process exits.
     pub disk_errors: bool,
     pub wall_jumps: bool,
     pub daemon_crashes: bool,
     pub reboots: bool,
     /// Processes outlive their daemon.
     pub shims: bool,
-    /// A shim dies by force, and its processes with it.
+    /// A shim is killed, and its processes with it.
     pub shim_kills: bool,
     /// Frames outlive their daemon.
     pub disk_outbox: bool,
-    /// Workers' disks take their time.
+    /// Workers' disks are slow.
     pub slow_outbox: bool,
     pub lease_extensions: bool,
     pub hangs: bool,
     /// Children that print without end.
     pub floods: bool,
     pub failures: bool,
-    /// Daemons that want nothing most of the time.
+    /// Daemons that reject most dispatches.
     pub refusals: bool,
     pub ends_without_receipt: bool,
     pub cancels: bool,
     pub retries: bool,
     pub pauses: bool,
-    /// Operators take attempts away, fail and complete tasks, and insist.
+    /// Operators release, fail and complete tasks by force, and repeat that.
     pub forced_operations: bool,
     pub drains: bool,
-    /// Workers' disks fill up for a while.
+    /// Workers' disks are full for a while.
     pub full_disks: bool,
-    /// Finished tasks and absent daemons are removed while things go on.
+    /// Finished tasks and absent daemons are removed during the run.
     pub retention: bool,
     pub inputs: bool,
-    /// People answer what is closed, and what somebody else has answered.
+    /// People answer inputs that are closed or already answered.
     pub late_answers: bool,
     pub conversations: bool,
-    /// Tasks ask for files, and workers do not always leave them.
+    /// Tasks require files, and workers do not always leave them.
     pub contracts: bool,
-    /// Agents without a daemon hold leases themselves.
+    /// Agents without a daemon have leases themselves.
     pub lease_holding_agents: bool,
-    /// They sleep, die, renew late, lose answers and use tokens that are not theirs.
+    /// They are suspended, die, renew late, lose answers and use tokens of others.
     pub careless_agents: bool,
-    /// Workers and people tell of progress, write milestones, block and send on.
+    /// Workers and people report progress, write checkpoints, block and resume.
     pub goals: bool,
     pub grace_ms: u64,
     pub delay_ms: u64,
     pub max_open: usize,
-    /// Unacknowledged output that a daemon keeps of one attempt.
+    /// Unacknowledged output that a daemon buffers per attempt.
     pub outbox_limit: usize,
     pub short_ttl: bool,
 }

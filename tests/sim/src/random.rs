@@ -1,4 +1,5 @@
-//! The only source of chance: one seed gives one history. Also mints ids and secrets for the core.
+//! The only source of randomness: one seed gives one history. Also creates ids and secrets for
+//! the core.
 
 use baton_core::time::IdSource;
 use uuid::Uuid;
@@ -34,7 +35,7 @@ impl SeededRng {
         self.below(100) < percent
     }
 
-    /// `None` of an empty slice.
+    /// `None` for an empty slice.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         let at = usize::try_from(self.below(from.len() as u64)).ok()?;
         from.get(at).copied()
@@ -45,7 +46,7 @@ impl SeededRng {
     }
 }
 
-/// Ids that rise with time, as UUIDv7 do, and never repeat over restarts of the relay.
+/// Ids that increase with time, like UUIDv7, and never repeat across restarts of the relay.
 #[derive(Debug)]
 pub(crate) struct SeededIdSource {
     rng: SeededRng,

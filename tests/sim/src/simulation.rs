@@ -1,6 +1,8 @@
-//! The world of one seed: a virtual clock, what will happen when, and everyone in it.
+//! The simulation of one seed: a virtual clock, the queue of scheduled events, and all
+//! participants.
 //!
-//! First a storm with its faults, then healing: every task must then end or be parked for a person in bounded time.
+//! First a storm of faults, then a healing phase, in which every task must end or be parked for
+//! a person in bounded time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,12 +23,12 @@ use crate::report::history_writer::HistoryWriter;
 use crate::report::run_counts::Counts;
 use crate::stream::SimStream;
 
-/// Longest that healing may take, in virtual time.
+/// Longest healing phase, in virtual time.
 const MAX_HEALING_MS: u64 = 3 * 3_600_000;
-/// Fences may outlive the last task by the longest lease and hold there is.
+/// Fences may outlive the last task by the longest lease and lease extension.
 const MAX_FENCE_MS: u64 = 400_000;
 const HEALING_CHECK_INTERVAL_MS: u64 = 5_000;
-/// A hundred times what a long seed needs.
+/// A hundred times the steps of a long seed.
 const MAX_STEPS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,64 +52,64 @@ pub(crate) enum ScheduledEvent {
         daemon: usize,
         conn: usize,
     },
-    /// Nobody waits for a Welcome for ever.
+    /// The wait for a Welcome is over.
     WelcomeTimeout {
         daemon: usize,
         conn: usize,
     },
-    /// The agent goes on.
+    /// The agent continues.
     AgentStep {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// Its shim is looked after.
+    /// Its shim is polled.
     ShimPoll {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// The disk has done what it was given of an attempt.
+    /// The disk has finished a write of an attempt.
     OutboxWrite {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// By now it is dead, unless a renewal was acknowledged.
+    /// The lease limit: its processes must be dead, unless a renewal was acknowledged.
     LeaseLimit {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// The kill is done.
+    /// The kill has taken effect.
     ProcessExit {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// A stopped daemon goes on.
+    /// A stopped daemon continues.
     DaemonWake {
         daemon: usize,
     },
-    /// No LeaseConfirmed came.
+    /// LeaseConfirmed did not arrive.
     ConfirmationTimeout {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// An agent without a daemon looks at what it has.
+    /// An agent without a daemon takes its next action.
     AgentTurn {
         agent: usize,
     },
-    /// By its own clock an agent's lease is over, unless it was renewed.
+    /// By its own clock an agent's lease has expired, unless it was renewed.
     AgentLeaseExpiry {
         agent: usize,
     },
-    /// An agent's request is at the relay.
+    /// An agent's request arrives at the relay.
     CallArrival {
         agent: usize,
         call: u64,
     },
-    /// The answer is at the agent.
+    /// The answer arrives at the agent.
     AnswerArrival {
         agent: usize,
         call: u64,
     },
-    /// Nobody waits for an answer for ever.
+    /// The wait for an answer is over.
     AnswerTimeout {
         agent: usize,
         call: u64,
@@ -120,7 +122,7 @@ pub(crate) enum ScheduledEvent {
 
 pub(crate) type ConversationId = (TenantId, String);
 
-/// Processes that run at this instant.
+/// Processes that run now.
 #[derive(Debug, Default)]
 pub(crate) struct RunningProcesses {
     pub(crate) tasks: BTreeMap<TaskId, AttemptId>,
@@ -138,22 +140,22 @@ pub(crate) struct Simulation {
     pub(crate) streams: Vec<SimStream>,
     pub(crate) daemons: Vec<SimDaemon>,
     pub(crate) clients: SimClients,
-    /// Agents that hold leases themselves.
+    /// Agents that have leases themselves.
     pub(crate) agents: Vec<LeaseHoldingAgent>,
     pub(crate) running: RunningProcesses,
     /// Uptime of the relay when it ended an attempt by itself.
     pub(crate) ended_at: BTreeMap<AttemptId, u64>,
-    /// The same when it was confirmed.
+    /// Uptime of the relay when the attempt was confirmed.
     pub(crate) confirmed_at: BTreeMap<AttemptId, u64>,
-    /// Every attempt that ever reached a daemon, in any life of the data.
+    /// Every attempt that ever reached a daemon, in any incarnation of the data.
     pub(crate) dispatched: BTreeSet<AttemptId>,
     /// The newest event that watchers of a task have seen.
     pub(crate) watched_revisions: BTreeMap<TaskId, u64>,
-    /// Attempts whose machine's boot proves nothing about them.
+    /// Attempts for which a changed boot id proves nothing.
     pub(crate) boot_proves_nothing: BTreeSet<AttemptId>,
-    /// When the relay last heard of an attempt, but for heartbeats.
+    /// When the relay last received anything of an attempt, except heartbeats.
     pub(crate) last_activity_at: BTreeMap<AttemptId, u64>,
-    /// After which of its stalls the relay last heard a renewal.
+    /// The stall of the relay after which it last received a renewal.
     pub(crate) renewed_in_stall: BTreeMap<AttemptId, u64>,
     pub(crate) wall_clock_shift_ms: i64,
     pub(crate) healing: bool,
@@ -204,7 +206,7 @@ impl Simulation {
 
     pub(crate) fn schedule(&mut self, at: u64, event: ScheduledEvent) {
         self.events_scheduled += 1;
-        // What happens in the same millisecond happens in any order.
+        // Events in the same millisecond happen in random order.
         let shuffle = self.rng.next_u64() >> 32;
         self.event_queue.push(Reverse((
             at.max(self.now),
@@ -290,7 +292,8 @@ impl Simulation {
         }
     }
 
-    /// Promise 3: a process starts, and no other of its task or conversation may be alive at this instant.
+    /// Promise 3: a process starts, and no other process of its task or conversation may be
+    /// alive now.
     pub(crate) fn record_process_start(&mut self, re: FrameRef, spec: &TaskSpec) {
         let (task, attempt) = (re.task, re.attempt);
         self.counts.processes += 1;
@@ -299,7 +302,8 @@ impl Simulation {
         if let Some(other) = self.running.tasks.insert(task, attempt) {
             panic!("promise 3: {attempt} starts while {other} of the same task runs");
         }
-        // Nothing tells the relay of a conversation whose open turns are all lost with its data.
+        // After an import, the relay has no record of a conversation whose open turns were all
+        // lost with its data.
         let told = re.incarnation == self.relay.incarnation()
             || self.relay.store.view.live.contains_key(&task);
         if let Some(talk) = conversation_of(spec).filter(|_| told)
@@ -309,7 +313,8 @@ impl Simulation {
         }
     }
 
-    /// Once: what sleeps beyond its right counts as dead before it is ended.
+    /// Recorded once: a process that is suspended beyond its lease counts as dead before it is
+    /// ended.
     pub(crate) fn record_process_end(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
         if self.running.tasks.get(&task) != Some(&attempt) {
             return;
@@ -335,7 +340,8 @@ impl Simulation {
         );
     }
 
-    /// L2: in healing everything ends or waits for a person, and nothing is left behind.
+    /// L2: in the healing phase every task ends or is parked for a person, and nothing is left
+    /// behind.
     fn check_healing(&mut self) {
         self.schedule(
             self.now + HEALING_CHECK_INTERVAL_MS,
@@ -366,7 +372,7 @@ impl Simulation {
         }
     }
 
-    /// Looks twice: the relay's own answer to who holds what is judged in between.
+    /// Checks twice, with the relay's own answer about lease holders in between.
     fn check_final_state(&mut self) {
         let last = std::mem::replace(&mut self.checked_once, true);
         self.check_acknowledged_tasks();

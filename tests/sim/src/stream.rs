@@ -1,5 +1,6 @@
-//! Streams between daemons and the relay. Inside one nothing is lost or reordered, for it is TCP; but it can end at
-//! any point, what was on its way is then lost behind some frame, and what is not lost may come very late.
+//! Streams between daemons and the relay. Within a stream nothing is lost or reordered, as with
+//! TCP. A stream can end at any point: then all frames after some frame are lost, and the
+//! others may arrive very late.
 
 use std::collections::VecDeque;
 
@@ -27,12 +28,12 @@ pub(crate) enum UpstreamItem {
 #[derive(Debug)]
 pub(crate) enum DownstreamItem {
     Message(DaemonMessage),
-    /// The session's own word: output up to here is stored.
+    /// Sent by the session itself: output up to here is stored.
     OutputAck {
         attempt: AttemptId,
         offset: u64,
     },
-    /// The same of all attempts, with a Welcome.
+    /// The stored offsets of all attempts, with a Welcome.
     Offsets(Vec<(AttemptId, u64)>),
     End,
 }
@@ -41,9 +42,9 @@ pub(crate) enum DownstreamItem {
 pub(crate) struct StreamPipe<T> {
     queue: VecDeque<(u64, T)>,
     last_arrival: u64,
-    /// Nothing enters any more.
+    /// Nothing can be sent any more.
     is_closed: bool,
-    /// What enters is never seen again, and its sender does not know.
+    /// Items are dropped without an error for the sender.
     drops_silently: bool,
 }
 
@@ -86,15 +87,15 @@ impl<T> StreamPipe<T> {
 pub(crate) struct SimStream {
     pub(crate) session: SessionId,
     pub(crate) daemon: usize,
-    /// Of the relay at its other end.
+    /// The incarnation of the relay on the other side.
     pub(crate) incarnation: Incarnation,
     pub(crate) upstream: StreamPipe<UpstreamItem>,
     pub(crate) downstream: StreamPipe<DownstreamItem>,
-    /// Hello has been read by the relay.
+    /// The relay has read Hello.
     pub(crate) hello_read: bool,
-    /// The relay takes it for its daemon's stream.
+    /// The relay uses it as its daemon's stream.
     pub(crate) is_current: bool,
-    /// This run of the relay has taken it for that at some time.
+    /// This run of the relay has used it at some time.
     pub(crate) was_current: bool,
     pub(crate) relay_open: bool,
     pub(crate) daemon_open: bool,
@@ -118,7 +119,7 @@ impl Simulation {
         self.streams.len() - 1
     }
 
-    /// Whether the relay hears this stream.
+    /// Whether the relay uses this stream.
     pub(crate) fn is_current_session(&self, session: SessionId) -> bool {
         let mut own = self.streams.iter().filter(|c| c.session == session);
         own.any(|conn| conn.is_current)
@@ -160,7 +161,8 @@ impl Simulation {
         }
     }
 
-    /// Nothing moves for a while, then all of it does: long-delayed frames, often of a stream that was given up since.
+    /// Nothing moves for a while, then everything does: long-delayed frames, often of a stream
+    /// that was replaced since.
     pub(crate) fn freeze_stream(&mut self, conn: usize) {
         let until = self.now + self.rng.between(1_000, 70_000);
         self.add_trace(|| format!("stream {conn} is frozen until {until}"));
@@ -176,7 +178,7 @@ impl Simulation {
         self.schedule(until, ScheduledEvent::StreamArrival { conn, up: false });
     }
 
-    /// One direction is dead from now on, and nobody is told; in the end the silence is.
+    /// One direction is dead from now on, without an error; the silence is noticed in the end.
     pub(crate) fn cut_stream_one_way(&mut self, conn: usize) {
         self.counts.one_way_cuts += 1;
         let up = self.rng.chance(50);
@@ -198,8 +200,8 @@ impl Simulation {
         self.schedule(found_out, ScheduledEvent::StreamArrival { conn, up });
     }
 
-    /// The stream breaks. A prefix of what is on its way still arrives, perhaps late; each side learns of the end in
-    /// its own time, or finds out by silence.
+    /// The stream breaks. A prefix of the frames in flight still arrives, perhaps late. Each
+    /// side notices the end at its own time, by an error or by silence.
     pub(crate) fn cut_stream(&mut self, conn: usize) {
         if self.streams[conn].upstream.is_closed && self.streams[conn].downstream.is_closed {
             return;
@@ -247,7 +249,7 @@ impl Simulation {
             .for_each(|at| self.schedule(at, ScheduledEvent::StreamArrival { conn, up: false }));
     }
 
-    /// One side hangs up; the other learns it behind what was sent before.
+    /// One side closes the stream; the other side notices after all earlier frames.
     pub(crate) fn close_from_relay(&mut self, conn: usize) {
         self.streams[conn].relay_open = false;
         self.send_to_daemon(conn, DownstreamItem::End);
@@ -263,7 +265,7 @@ impl Simulation {
         self.streams[conn].upstream.is_closed = true;
     }
 
-    /// The relay's process is gone: what it sent may arrive, what it was sent is lost.
+    /// The relay's process has ended: frames that it sent may arrive, frames to it are lost.
     pub(crate) fn break_from_relay(&mut self, conn: usize) {
         self.streams[conn].is_current = false;
         self.streams[conn].was_current = false;
@@ -280,7 +282,8 @@ impl Simulation {
         }
     }
 
-    /// The daemon's process is gone; the kernel closes its streams, or the machine is off and nobody says so.
+    /// The daemon's process has ended. The kernel closes its streams, or the machine is off and
+    /// they end without a notice.
     pub(crate) fn break_from_daemon(&mut self, conn: usize, silent: bool) {
         self.streams[conn].daemon_open = false;
         if !self.streams[conn].hello_read && !self.options.stale_hellos {
@@ -303,7 +306,7 @@ impl Simulation {
     }
 }
 
-/// Keeps some prefix of what is on its way and delays it.
+/// Keeps a random prefix of the frames in flight and delays it.
 fn truncate_pipe<T>(pipe: &mut StreamPipe<T>, chance: u64, extra: u64) {
     let kept = chance % (pipe.queue.len() as u64 + 1);
     pipe.queue.truncate(usize::try_from(kept).unwrap_or(0));

@@ -1,11 +1,11 @@
-//! Many seeds, all promises; and the proof that the run was not vacuous and can be repeated.
+//! Many seeds, all promises; and checks that the run was not vacuous and can be repeated.
 
 use baton_history::check_history;
 use baton_sim::{Counts, record_history, run_seed, trace_seed};
 
 const SEEDS: u64 = 2_000;
 
-/// Fewer of any of these, and the run has shown nothing about it.
+/// With fewer of any of these, the run proves nothing about it.
 fn minimum_counts(counts: &Counts) -> [(&'static str, u64, u64); 41] {
     [
         ("submits", counts.submits, 10_000),
@@ -28,27 +28,27 @@ fn minimum_counts(counts: &Counts) -> [(&'static str, u64, u64); 41] {
         ("stall credits", counts.credits, 500),
         ("stopped daemons", counts.daemon_stalls, 300),
         ("killed shims", counts.shim_kills, 80),
-        ("shims that do not answer", counts.unreachable, 40),
+        ("shims without an answer", counts.unreachable, 40),
         (
             "attempts kept without renewal",
             counts.settled_unrenewed,
             30,
         ),
         ("attempts killed by Welcome", counts.settled_kill, 300),
-        ("frames of long ago", counts.ghosts, 500),
-        ("commits that the disk refused", counts.disk_errors, 100),
-        ("streams that were dead one way", counts.one_way_cuts, 300),
-        ("keys taken for something else", counts.conflicts, 500),
+        ("old frames repeated", counts.ghosts, 500),
+        ("commits failed by the disk", counts.disk_errors, 100),
+        ("streams cut in one direction", counts.one_way_cuts, 300),
+        ("keys used for another body", counts.conflicts, 500),
         ("strangers", counts.probes, 500),
         ("imports", counts.imports, 150),
-        ("operators' words", counts.releases, 20),
+        ("releases by operators", counts.releases, 20),
         ("refused answers", counts.refused_answers, 200),
         ("removals", counts.removals, 500),
-        ("machines that slept", counts.suspends, 150),
-        ("attempts that lost their right asleep", counts.muted, 5),
+        ("machines suspended", counts.suspends, 150),
+        ("leases expired during a suspend", counts.muted, 5),
         ("processes that ignored TERM", counts.kills, 1_000),
         ("dials", counts.dials, 20_000),
-        ("outboxes written anew", counts.images, 1_000),
+        ("outboxes rewritten", counts.images, 1_000),
         ("bytes of output", counts.output_bytes, 2_000_000),
         ("cuts of output", counts.output_cuts, 8),
         (
@@ -60,30 +60,30 @@ fn minimum_counts(counts: &Counts) -> [(&'static str, u64, u64); 41] {
     ]
 }
 
-/// The same of agents that hold leases themselves, and of work that outlives attempts.
+/// The same for agents that have leases themselves, and for progress and hand-offs.
 fn minimum_goal_counts(counts: &Counts) -> [(&'static str, u64, u64); 17] {
     [
-        ("leases that agents got", counts.grants, 3_000),
+        ("leases granted to agents", counts.grants, 3_000),
         ("renewals of agents", counts.agent_renewals, 3_000),
-        ("calls that were refused", counts.refused_calls, 1_500),
-        ("calls that were made again", counts.repeated_calls, 5_000),
+        ("calls rejected", counts.refused_calls, 1_500),
+        ("calls repeated", counts.repeated_calls, 5_000),
         (
-            "answers that agents never heard",
+            "answers lost on the way to agents",
             counts.lost_answers,
             1_500,
         ),
-        ("agents that slept", counts.agents_asleep, 800),
+        ("agents suspended", counts.agents_asleep, 800),
         ("agents that died", counts.agents_dead, 800),
-        ("ends that agents told", counts.agent_ends, 2_500),
+        ("ends reported by agents", counts.agent_ends, 2_500),
         ("pick-ups", counts.pick_ups, 500),
         ("resumes", counts.resumes, 1_000),
-        ("who came too late", counts.losers, 800),
+        ("hand-offs lost to another caller", counts.losers, 800),
         ("blocks by people", counts.blocks, 600),
         ("parked attempts", counts.parks, 1_500),
-        ("progress that was acknowledged", counts.progress, 1_200),
+        ("progress acknowledged", counts.progress, 1_200),
         ("checkpoints", counts.checkpoints, 2_500),
-        ("lists of what waits", counts.listings, 400),
-        ("progress that was cut", counts.truncated, 30),
+        ("lists of parked tasks", counts.listings, 400),
+        ("progress truncated", counts.truncated, 30),
     ]
 }
 
@@ -107,14 +107,15 @@ fn every_promise_holds_under_every_seed() {
     {
         assert!(
             seen >= wanted,
-            "only {seen} {what}: the run proves too little"
+            "only {seen} {what}: too few for a meaningful run"
         );
     }
 }
 
-/// Cargo unifies features: were any package of the workspace to ask for mutants, every binary of its tests would have them.
+/// Cargo unifies features: if any package of the workspace enabled mutants, every test binary
+/// would have them.
 #[test]
-fn no_test_runs_on_a_core_that_can_be_broken() {
+fn no_test_build_contains_mutants() {
     assert!(!baton_core::mutants::are_compiled_in());
     assert!(!baton_daemon_core::mutants::are_built_in());
 }
@@ -128,9 +129,9 @@ fn the_same_seed_gives_the_same_history() {
     }
 }
 
-/// The judge that looks at histories of real processes looks at these as well.
+/// The history checker for real processes checks these histories as well.
 #[test]
-fn the_judge_of_histories_finds_every_promise_kept() {
+fn the_history_checker_finds_no_violation() {
     let goals = [
         "blocks acknowledged",
         "resumes acknowledged",
@@ -153,8 +154,11 @@ fn the_judge_of_histories_finds_every_promise_kept() {
         }
     }
     println!("{judged} histories of {lines} lines, {acks} acknowledgements");
-    assert!(judged > 50 && acks > 500, "that shows too little");
+    assert!(judged > 50 && acks > 500, "too few for a meaningful check");
     for (sum, name) in seen.into_iter().zip(goals) {
-        assert!(sum > 15, "only {sum} {name}: that shows too little");
+        assert!(
+            sum > 15,
+            "only {sum} {name}: too few for a meaningful check"
+        );
     }
 }

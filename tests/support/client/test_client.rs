@@ -19,7 +19,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -262,9 +262,14 @@ impl TestClient {
                 let request = GetDaemonRequest {
                     daemon: daemon.to_owned(),
                 };
-                // The daemon may not have sent its first Hello yet.
-                let shown = self.fleet().get_daemon(request).await.ok();
-                let daemon_info = shown.and_then(|shown| shown.into_inner().daemon);
+                let daemon_info = match self.fleet().get_daemon(request).await {
+                    Ok(shown) => shown.into_inner().daemon,
+                    // The daemon may not have sent its first Hello yet, or the relay is starting.
+                    Err(status) if matches!(status.code(), Code::NotFound | Code::Unavailable) => {
+                        None
+                    }
+                    Err(status) => panic!("the relay refused to show {daemon}: {status}"),
+                };
                 if daemon_info.is_some_and(|daemon| daemon.state() == state) {
                     return;
                 }

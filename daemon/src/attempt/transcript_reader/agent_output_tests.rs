@@ -265,7 +265,7 @@ fn play(
 
 proptest! {
     #[test]
-    fn a_talk_that_is_taken_over_anywhere_comes_to_the_same(
+    fn a_session_adopted_at_any_point_has_the_same_result(
         cuts in prop::collection::vec(0usize..200, 1..5),
         deaths in prop::collection::vec(0usize..25, 0..6),
     ) {
@@ -284,7 +284,7 @@ proptest! {
 }
 
 #[test]
-fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
+fn an_uninterrupted_session_reports_everything_once_in_order() {
     let (world, fold) = play(&AgentScript::one_turn(), &[7], Vec::new());
     assert!(world.words.starts_with("I look.\n{"), "{}", world.words);
     assert!(world.words.ends_with("Done."), "{}", world.words);
@@ -304,7 +304,7 @@ fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
 }
 
 #[test]
-fn what_comes_to_nothing_is_heard_of_all_the_same() {
+fn output_without_events_still_advances_the_position() {
     let mut fold = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
     let blank = [b'\n'; 64 * 1024];
@@ -362,7 +362,7 @@ fn entered(fold: &mut TranscriptReader) -> Vec<OneTimePhase> {
 }
 
 #[test]
-fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_written() {
+fn output_before_the_prompt_enters_no_phase() {
     let limits = DeadlineLimits {
         process_start: Some(std::time::Duration::from_millis(1_000)),
         prompt_write: Some(std::time::Duration::from_millis(100)),
@@ -421,7 +421,7 @@ fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_
 
 /// The daemon before has sent the prompt, and died before it stored the line that the prompt answers.
 #[test]
-fn a_prompt_that_was_written_before_its_line_is_read_again_is_told_then() {
+fn a_written_prompt_is_reported_when_its_line_is_read_again() {
     let mut fold = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
     fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
@@ -435,7 +435,7 @@ fn a_prompt_that_was_written_before_its_line_is_read_again_is_told_then() {
 }
 
 #[test]
-fn an_agent_that_works_is_asked_to_end_its_turn_once_that_is_stored() {
+fn an_interrupt_is_sent_once_it_is_stored() {
     let mut fold = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
     fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));

@@ -20,7 +20,7 @@ fn told(fold: &mut TranscriptReader) -> Vec<AttemptEvent> {
 }
 
 #[test]
-fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_reported() {
+fn stderr_beyond_the_limit_inside_a_line_is_cut_and_its_tail_kept() {
     let (mut fold, line) = within_a_line();
     fold.push(ChildPipe::Stderr, &vec![b'a'; MAX_DEFERRED_BYTES], at(1));
     fold.push(ChildPipe::Stderr, &vec![b'b'; MAX_DEFERRED_BYTES], at(1));
@@ -39,7 +39,7 @@ fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_repo
 
 /// A daemon that is killed after the line is stored does not read it again.
 #[test]
-fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
+fn stderr_inside_a_line_is_reported_before_the_position_passes_it() {
     let (mut fold, line) = within_a_line();
     let begun = fold.agent_output.line_end;
     fold.push(ChildPipe::Stderr, b"a warning", at(1));
@@ -56,7 +56,7 @@ fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
 }
 
 #[test]
-fn what_came_inside_the_last_line_is_told_even_when_nobody_saw_the_end() {
+fn stderr_inside_the_last_line_is_reported_without_a_known_exit() {
     for exit in [None, Some(crate::process::ChildExit::Unknown)] {
         let (mut fold, _) = within_a_line();
         let before = fold.stderr_tail();

@@ -35,7 +35,7 @@ fn two_turns() -> AgentScript {
 
 proptest! {
     #[test]
-    fn an_agent_that_is_told_what_is_missing_hears_it_once_whoever_dies(
+    fn missing_files_are_reported_to_the_agent_once_across_restarts(
         cuts in prop::collection::vec(0usize..200, 1..5),
         deaths in prop::collection::vec(0usize..30, 0..6),
     ) {
@@ -51,7 +51,7 @@ proptest! {
 }
 
 #[test]
-fn a_result_without_its_files_makes_another_turn_and_none_is_watched_in_between() {
+fn a_result_without_its_files_causes_another_turn() {
     let limits = DeadlineLimits {
         stream_idle: Some(std::time::Duration::from_millis(100)),
         ..DeadlineLimits::default()
@@ -98,7 +98,7 @@ fn a_result_without_its_files_makes_another_turn_and_none_is_watched_in_between(
 }
 
 #[test]
-fn so_many_further_turns_and_then_the_result_is_told() {
+fn after_the_last_further_turn_the_result_is_reported() {
     let talk = test_agent_session().with_further_turns();
     let mut fold =
         TranscriptReader::new(DeadlineLimits::default()).with_agent_session(Box::new(talk));
@@ -122,7 +122,7 @@ fn so_many_further_turns_and_then_the_result_is_told() {
 }
 
 #[test]
-fn a_turn_that_rests_was_the_last_where_the_process_is_gone_or_nothing_is_missing() {
+fn a_turn_is_the_last_when_no_file_is_missing_or_the_process_is_gone() {
     let mut fold = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session().with_further_turns()));
     for (kind, line) in LINES {

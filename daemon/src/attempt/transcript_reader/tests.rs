@@ -92,7 +92,7 @@ fn pieces() -> impl Strategy<Value = Vec<PipePiece>> {
 
 proptest! {
     #[test]
-    fn a_restored_fold_tells_the_rest_once_and_knows_the_same_tail(
+    fn a_restored_reader_reports_the_rest_once(
         transcript in pieces(),
         deaths in prop::collection::vec(0usize..60, 0..6),
     ) {
@@ -139,7 +139,7 @@ proptest! {
 }
 
 #[test]
-fn hard_deadlines_go_on_after_a_restart_and_idle_time_counts_anew() {
+fn after_a_restart_hard_deadlines_go_on_and_idle_time_starts_again() {
     let second = Duration::from_secs(1);
     let deadlines = DeadlineLimits {
         total: Some(second * 10),
@@ -166,7 +166,7 @@ fn hard_deadlines_go_on_after_a_restart_and_idle_time_counts_anew() {
 }
 
 #[test]
-fn output_alone_needs_no_snapshot_and_lets_the_shim_forget_at_once() {
+fn output_alone_needs_no_snapshot() {
     let mut fold = TranscriptReader::new(DeadlineLimits::default());
     fold.enter_phase(OneTimePhase::Streaming, None, at(0));
     fold.next_event(at(0));
@@ -190,7 +190,7 @@ fn output_alone_needs_no_snapshot_and_lets_the_shim_forget_at_once() {
 }
 
 #[test]
-fn what_never_came_is_said_with_its_reason_and_moves_what_follows() {
+fn missing_output_is_reported_with_its_reason() {
     for (missing, cut) in [
         (MissingOutput::Bytes(0), None),
         (

@@ -70,7 +70,7 @@ fn outbox_path() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
+fn appended_entries_are_read_and_the_next_daemon_continues_them() {
     let (_dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -149,7 +149,7 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
 }
 
 #[test]
-fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
+fn damage_is_an_error_except_at_the_end_after_a_machine_crash() {
     let (_dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -180,7 +180,7 @@ fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
 }
 
 #[test]
-fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() {
+fn unknown_fields_are_ignored_and_an_unknown_frame_keeps_its_number() {
     let (_dir, path) = outbox_path();
     let mut bytes = Vec::new();
     let frame = |control_seq, body| OutboxRecord {
@@ -241,7 +241,7 @@ fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
 }
 
 #[test]
-fn a_new_file_takes_the_place_of_the_old_one_whole() {
+fn a_new_file_replaces_the_old_one_atomically() {
     let (dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -302,7 +302,7 @@ proptest! {
 
     /// Whatever bytes stand in a file: an answer, never a panic, and never more than was there.
     #[test]
-    fn no_file_breaks_the_reader(
+    fn no_file_makes_the_reader_panic(
         cut in 0usize..2_000,
         noise in prop::collection::vec((0usize..2_000, any::<u8>()), 0..4),
     ) {

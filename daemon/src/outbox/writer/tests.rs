@@ -104,7 +104,7 @@ fn push_output(outbox: &mut FrameOutbox, text: &'static str) {
 }
 
 #[tokio::test]
-async fn what_is_reported_written_is_there_and_only_what_is_urgent_is_synced() {
+async fn reported_entries_are_written_and_only_urgent_ones_synced() {
     let mut bench = WriterFixture::new();
     let place = bench.new_attempt_dir();
     let mut outbox = bench.begin(&place).await;
@@ -157,7 +157,7 @@ async fn what_is_reported_written_is_there_and_only_what_is_urgent_is_synced() {
 }
 
 #[tokio::test]
-async fn a_refusing_disk_is_told_once_and_a_new_file_mends_it() {
+async fn a_refused_write_is_reported_once_and_repaired_by_a_new_file() {
     let mut bench = WriterFixture::new();
     let (place, other) = (bench.new_attempt_dir(), bench.new_attempt_dir());
     let mut outbox = bench.begin(&place).await;
@@ -222,7 +222,7 @@ async fn a_refusing_disk_is_told_once_and_a_new_file_mends_it() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_made_smaller_goes_on_as_it_is() {
+async fn a_file_that_cannot_be_rewritten_is_continued() {
     let mut bench = WriterFixture::new();
     let place = bench.new_attempt_dir();
     let mut outbox = bench.begin(&place).await;
@@ -256,7 +256,7 @@ async fn a_file_that_cannot_be_made_smaller_goes_on_as_it_is() {
 }
 
 #[tokio::test]
-async fn the_disk_is_looked_at_and_probed_and_small_files_are_kept() {
+async fn the_disk_is_measured_and_small_files_are_stored() {
     let mut bench = WriterFixture::new();
     bench.submit(OutboxJob::CheckDisk { probe: true }).await;
     let OutboxReport::DiskChecked {

@@ -70,7 +70,7 @@ fn file_names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn only_the_one_spelling_of_a_uuid_becomes_a_name() {
+fn only_one_spelling_of_a_uuid_is_a_directory_name() {
     let good = "01936f2e-8a4b-7c1d-9e2f-0123456789ab";
     assert_eq!(good.parse::<AttemptId>().unwrap().to_string(), good);
     for bad in [
@@ -89,7 +89,7 @@ fn only_the_one_spelling_of_a_uuid_becomes_a_name() {
 }
 
 #[test]
-fn what_an_attempt_is_survives_and_is_private() {
+fn the_description_of_an_attempt_is_stored_privately() {
     let (_dir, attempts, place) = attempts();
     assert!(!place.has_meta().unwrap());
     place.create(&meta(place.id)).unwrap();
@@ -111,7 +111,7 @@ fn meta_like(place: &AttemptDir) -> AttemptMeta {
 }
 
 #[test]
-fn a_damaged_file_and_one_of_a_later_format_are_told_apart() {
+fn a_damaged_file_differs_from_one_of_a_later_format() {
     let (_dir, _, place) = attempts();
     place.create(&meta(place.id)).unwrap();
     let path = place.path().join(META_FILE);
@@ -142,7 +142,7 @@ fn a_damaged_file_and_one_of_a_later_format_are_told_apart() {
 }
 
 #[test]
-fn removal_takes_what_is_known_and_leaves_what_is_not() {
+fn removal_deletes_known_files_only() {
     let (_dir, attempts, place) = attempts();
     place.create(&meta(place.id)).unwrap();
     fs::create_dir(place.spool_path()).unwrap();
@@ -167,7 +167,7 @@ fn removal_takes_what_is_known_and_leaves_what_is_not() {
 }
 
 #[test]
-fn attempts_are_listed_oldest_first_and_strangers_are_left_alone() {
+fn attempts_are_listed_oldest_first_and_other_entries_skipped() {
     let (dir, attempts, first) = attempts();
     let second = attempts.attempt_dir(AttemptId(Uuid::now_v7()));
     second.create(&meta(second.id)).unwrap();

@@ -98,7 +98,7 @@ pub(in crate::supervised_attempt) fn mark_stored(held: &mut SupervisedAttempt, j
 }
 
 #[test]
-fn an_attempt_that_the_disk_does_not_take_is_refused_and_leaves_nothing() {
+fn an_attempt_that_cannot_be_stored_is_refused() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
     let mut held = SupervisedAttempt::accept(offer, &clock);
@@ -125,7 +125,7 @@ fn an_attempt_that_the_disk_does_not_take_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn what_has_ended_is_said_from_memory_and_written_down_when_there_is_room() {
+fn a_terminal_frame_is_sent_from_memory_and_stored_later() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
     let mut held = SupervisedAttempt::accept(offer, &clock);
@@ -149,7 +149,7 @@ fn what_has_ended_is_said_from_memory_and_written_down_when_there_is_room() {
 }
 
 #[test]
-fn what_another_daemon_stored_is_kept_however_the_disk_behaves() {
+fn frames_of_an_earlier_daemon_are_kept_when_the_disk_fails() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
     let mut held = SupervisedAttempt::accept(offer, &clock);

@@ -1,5 +1,5 @@
-//! How the calls of agents travel: each way takes its time, a request or an answer may get lost, a relay that is down hears
-//! nothing, and whoever hears nothing says the same again.
+//! Transport of agents' calls: each direction takes time, a request or an answer may be lost, a
+//! relay that is down receives nothing, and an agent without an answer repeats its call.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::relay::relay_input::RelayInput;
 use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// Nobody waits longer for an answer.
+/// The longest wait for an answer.
 const ANSWER_TIMEOUT_MS: u64 = 5_000;
 const MAX_CALL_TRIES: u32 = 4;
 
@@ -60,7 +60,7 @@ pub(crate) enum SimLeaseVerb {
 }
 
 impl PendingAgentCall {
-    /// Renewals go on beside whatever it does.
+    /// Renewals run concurrently with other calls.
     pub(crate) fn blocks_agent(&self) -> bool {
         !is_renewal(&self.request)
     }
@@ -76,7 +76,7 @@ impl Simulation {
         self.send_agent_call_try(agent, wish, 1, travel);
     }
 
-    /// The call takes this long to get there.
+    /// The call takes this long to arrive.
     pub(crate) fn send_agent_call_try(
         &mut self,
         agent: usize,
@@ -116,7 +116,7 @@ impl Simulation {
         self.options.careless_agents && !self.healing && self.rng.chance(6)
     }
 
-    /// The request is at the relay. Calls of agents pass with the frames of daemons.
+    /// The request arrives at the relay. Agents' calls and daemons' frames share one queue.
     pub(crate) fn deliver_agent_call(&mut self, agent: usize, call: u64) {
         let made = self.agents[agent].pending_calls.get(&call).cloned();
         let Some(made) = made.filter(|_| self.relay.core.is_some()) else {
@@ -218,7 +218,7 @@ impl Simulation {
         }
     }
 
-    /// What the relay has acknowledged counts, whether or not anybody hears of it.
+    /// The relay's acknowledgement counts, even if the answer is lost.
     pub(crate) fn record_agent_reply(&mut self, agent: usize, call: u64, outcome: SimOutcome) {
         let wish = self.agents[agent]
             .pending_calls
@@ -256,7 +256,7 @@ impl Simulation {
         self.schedule(at, ScheduledEvent::AnswerArrival { agent, call });
     }
 
-    /// No answer came: it may have happened or not, so it is said again.
+    /// No answer arrived. The call may have taken effect or not, so it is repeated.
     pub(crate) fn retry_unanswered_call(&mut self, agent: usize, call: u64) {
         let Some(made) = self.agents[agent].pending_calls.remove(&call) else {
             return;
@@ -321,7 +321,7 @@ impl Simulation {
         self.add_agent_lease(agent, sent_at, grip);
     }
 
-    /// What it was told about a lease that it has.
+    /// Applies the answer about a lease that it has.
     fn apply_lease_answer(
         &mut self,
         agent: usize,

@@ -1,8 +1,10 @@
-//! Agents that stand alone: principals without a daemon or a stream, who hold leases themselves. They claim, start and pick up,
-//! renew (late, twice, never), tell what they come to and end it; they sleep, die and use tokens that are no longer theirs.
+//! Agents without a daemon or a stream that have leases themselves. They claim, start and pick
+//! up, renew (late, twice, never), report progress and ends; they are suspended, die and use
+//! tokens that are no longer theirs.
 //!
-//! An honest one counts its lease from the send of the call that got it, stops at its limit, and stops before it says that it
-//! has. How its calls travel is in `calling.rs`, what the relay makes of them is judged in `calls.rs`.
+//! A correct agent counts its lease from the send of the call that granted it, stops at its
+//! limit, and stops before it reports its end. The transport of its calls is in
+//! `agent_call.rs`, the checks of their results in `checks/agent_calls.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,36 +24,36 @@ use crate::daemon::agent_process::{confirmed_termination, errored_body};
 use crate::relay::sim_reply::SimOutcome;
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// What it has at most at a time.
+/// Most leases at a time.
 const MAX_AGENT_LEASES: usize = 2;
-/// Leases of before whose tokens it may still use.
+/// Past leases whose tokens it may still use.
 const MAX_PAST_LEASES: usize = 12;
 
 #[derive(Debug)]
 pub(crate) struct LeaseHoldingAgent {
     pub(crate) agent: AgentPrincipal,
     pub(crate) leases: Vec<SimAgentLease>,
-    /// What it had, newest last.
+    /// Leases that it had, newest last.
     pub(crate) past_leases: Vec<SimAgentLease>,
     pub(crate) pending_calls: BTreeMap<u64, PendingAgentCall>,
-    /// Answers on their way to it.
+    /// Answers in flight to it.
     pub(crate) answers_in_flight: BTreeMap<u64, SimOutcome>,
     pub(crate) asleep_until: u64,
 }
 
-/// A lease as its holder knows it.
+/// A lease as its holder has it.
 #[derive(Clone, Debug)]
 pub(crate) struct SimAgentLease {
     pub(crate) re: FrameRef,
     pub(crate) token: LeaseToken,
     pub(crate) spec: Arc<TaskSpec>,
-    /// By its own count it has no right from here on.
+    /// When the lease expires by its own count.
     pub(crate) expires_at: u64,
     pub(crate) renew_ms: u64,
     pub(crate) renew_at: u64,
-    /// It has stopped, and only its last word is left to say.
+    /// It has stopped, and only its final report is left.
     pub(crate) stopped: bool,
-    /// Somebody wants it canceled.
+    /// A cancel was requested.
     pub(crate) cancel_requested: bool,
 }
 
@@ -85,7 +87,7 @@ impl Simulation {
         }
     }
 
-    /// It looks at what it has, and does one thing.
+    /// It takes one action with its leases.
     pub(crate) fn run_agent_turn(&mut self, index: usize) {
         let next = self.now + self.rng.between(100, 4_000);
         self.schedule(next, ScheduledEvent::AgentTurn { agent: index });
@@ -146,7 +148,7 @@ impl Simulation {
         }
     }
 
-    /// One step with what it holds.
+    /// One step with this lease.
     fn continue_lease(&mut self, index: usize, place: usize) {
         let grip = self.agents[index].leases[place].clone();
         if grip.cancel_requested {
@@ -208,7 +210,7 @@ impl Simulation {
         }
     }
 
-    /// First it stops, then it says so.
+    /// It stops first, then reports.
     fn stop_and_report(&mut self, index: usize, attempt: AttemptId, verb: SimLeaseVerb) {
         let grips = &mut self.agents[index].leases;
         let Some(grip) = grips.iter_mut().find(|grip| grip.re.attempt == attempt) else {
@@ -244,7 +246,7 @@ impl Simulation {
         }
     }
 
-    /// Often several want the same one, and a person sends it on as well.
+    /// Often several agents try the same task, and a person resumes it as well.
     fn pick_up_parked_task(&mut self, index: usize) {
         let agent = &self.agents[index].agent;
         let Some((task, seen)) = self.pick_parked_task(&agent.tenant.clone()) else {
@@ -263,7 +265,7 @@ impl Simulation {
         }
     }
 
-    /// A token of before, one that fits nothing, or somebody else's.
+    /// Uses a past token, an invalid one, or one of another agent.
     fn misuse_lease_token(&mut self, index: usize) {
         let other = self.rng.random_index(self.agents.len());
         let from = if self.rng.chance(60) { index } else { other };
@@ -291,7 +293,7 @@ impl Simulation {
         {
             re.attempt = newest.id;
         }
-        // Nobody who works says that he has stopped.
+        // An agent that works does not report that it has stopped.
         let works =
             from == index && !forged && self.active_lease_expiry(re.task, re.attempt).is_some();
         let verb = match self.rng.below(6) {
@@ -307,7 +309,8 @@ impl Simulation {
         self.send_agent_call(index, AgentRequest::LeaseCall { re, token, verb });
     }
 
-    /// Asleep it cannot stop in time, and awake it sees first what is over.
+    /// A suspended agent cannot stop in time. When it resumes, it first checks for expired
+    /// leases.
     fn suspend_agent(&mut self, index: usize) {
         self.counts.agents_asleep += 1;
         let until = self.now + self.rng.between(1_000, 60_000);
@@ -317,7 +320,7 @@ impl Simulation {
         self.drop_agent_leases(index, over);
     }
 
-    /// Its process ends by force: it knows nothing of what it had.
+    /// Its process is killed: it loses all its state.
     fn kill_agent(&mut self, index: usize) {
         self.counts.agents_dead += 1;
         self.add_trace(|| format!("agent {index} dies"));
@@ -347,7 +350,7 @@ impl Simulation {
         }
     }
 
-    /// By its own clock it may go no further.
+    /// By its own clock its lease has expired.
     pub(crate) fn expire_agent_leases(&mut self, index: usize) {
         let now = self.now;
         let over = |grip: &SimAgentLease| grip.expires_at <= now;
@@ -356,7 +359,8 @@ impl Simulation {
         let last = last.map(|grip| (grip.re, grip.token.clone()));
         self.drop_agent_leases(index, over);
         if let Some((re, token)) = last.filter(|_| late) {
-            // Too late, and yet before the relay has looked: that is not in time either.
+            // A renewal after the limit, but before the relay has noticed the expiry, is also
+            // too late.
             let (grace, delay) = (self.options.grace_ms, 2 * self.options.delay_ms);
             let travel = grace + self.rng.between(1, delay + 20);
             let verb = Box::new(SimLeaseVerb::Renew);
@@ -369,7 +373,7 @@ impl Simulation {
         }
     }
 
-    /// What it got counts from the send of the call.
+    /// The lease counts from the send of the call.
     pub(crate) fn add_agent_lease(&mut self, index: usize, sent_at: u64, grip: SimAgentLease) {
         let until = grip.expires_at;
         assert!(
@@ -384,7 +388,7 @@ impl Simulation {
         self.schedule(until, ScheduledEvent::AgentLeaseExpiry { agent: index });
     }
 
-    /// Works on this task at this instant under what an earlier life of the data granted.
+    /// Whether an agent works under a lease of an earlier incarnation of the data.
     pub(crate) fn has_agents_of_earlier_incarnation(&self, incarnation: Incarnation) -> bool {
         let mut grips = self.agents.iter().flat_map(|agent| &agent.leases);
         grips.any(|grip| grip.re.incarnation != incarnation && !grip.stopped)

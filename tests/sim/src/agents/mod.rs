@@ -1,5 +1,5 @@
-//! Agents without a daemon that have leases themselves, and how their calls travel, get lost and are repeated.
-//! What the relay makes of the calls is checked in checks/agent_calls.rs.
+//! Agents without a daemon that have leases themselves, and the transport of their calls, with
+//! losses and repetitions. The results of the calls are checked in checks/agent_calls.rs.
 
 pub(crate) mod agent_call;
 pub(crate) mod lease_holding_agent;

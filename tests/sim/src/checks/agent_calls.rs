@@ -1,5 +1,6 @@
-//! Judges what the relay makes of the calls of agents, and of whoever sends a parked task on: only the holder's own token changes
-//! anything, an expired lease is over, a parked task goes on once, and who comes too late learns that.
+//! Checks the relay's answers to agents' calls and to hand-offs: only the holder's own token
+//! changes anything, an expired lease has ended, a parked task is resumed once, and a late
+//! caller gets the right error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +17,14 @@ use crate::clients::operators::OperationCheck;
 use crate::relay::sim_reply::{RequestId, SimDelivery, SimEffects, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
-/// What the relay granted to agents, by its own clock.
+/// Leases that the relay granted to agents, by its own clock.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrants {
     tokens: BTreeMap<AttemptId, (LeaseToken, Incarnation)>,
     counted: BTreeMap<AttemptId, CountedGrant>,
 }
 
-/// A grant as the relay must count it, as long as it neither starts again nor stalls.
+/// A grant as the relay must count it, as long as it neither restarts nor stalls.
 #[derive(Clone, Copy, Debug)]
 struct CountedGrant {
     boot: u64,
@@ -32,7 +33,7 @@ struct CountedGrant {
     granted_ms: u64,
 }
 
-/// A call and what was true before it.
+/// A call and the state before it.
 #[derive(Debug)]
 pub(crate) struct LeaseCallCheck {
     request: RequestId,
@@ -44,16 +45,16 @@ pub(crate) struct LeaseCallCheck {
 
 #[derive(Debug)]
 enum CallerRight {
-    /// Its own lease; whether that is over, where this is sure.
+    /// Its own lease, and whether it has expired, if that is certain.
     OwnLease {
         expired: Option<bool>,
     },
-    /// It was its own.
+    /// It was its own lease.
     EndedLease,
     NoRight(&'static str),
 }
 
-/// Somebody wants a parked task to go on.
+/// A caller wants to resume a parked task.
 #[derive(Debug)]
 pub(crate) struct HandOffCheck {
     request: RequestId,
@@ -62,7 +63,7 @@ pub(crate) struct HandOffCheck {
     task: Arc<TaskRecord>,
 }
 
-/// Somebody looks at what waits for a person.
+/// A caller lists parked tasks.
 #[derive(Debug)]
 pub(crate) struct ParkedListCheck {
     pub(crate) request: RequestId,
@@ -180,7 +181,7 @@ impl Simulation {
         }
     }
 
-    /// In which life of the data an agent got its lease.
+    /// The incarnation of the data that granted the agent's lease.
     pub(crate) fn granting_incarnation(&self, attempt: AttemptId) -> Incarnation {
         let known = self.relay.agent_grants.tokens.get(&attempt);
         known.map_or_else(|| self.relay.incarnation(), |(_, life)| *life)
@@ -195,7 +196,7 @@ impl Simulation {
             {
                 let (attempt, life) = (grant.to.attempt, self.relay.incarnation());
                 let token = (grant.token.clone(), life);
-                // One that was not durable before a crash was told to nobody.
+                // A grant that was not durable before a crash was never sent.
                 self.relay.agent_grants.tokens.insert(attempt, token);
                 self.count_granted_lease(attempt, grant.granted_ms);
             }
@@ -313,7 +314,7 @@ impl Simulation {
         }
     }
 
-    /// Whoever is too late can be told who was not.
+    /// A late caller can get the name of the one that won.
     fn check_refused_hand_off(&mut self, before: &TaskRecord, code: Rejection) {
         if code != Rejection::HandedOff {
             return;
@@ -327,7 +328,7 @@ impl Simulation {
         );
     }
 
-    /// Each task that waits for a person once, newest first, and no other.
+    /// Each parked task once, newest first, and no other.
     fn check_parked_list(&mut self, listing: &ParkedListCheck, rows: &[TaskId]) {
         let view = &self.relay.store.view;
         let own = view
@@ -351,7 +352,8 @@ impl Simulation {
         assert_eq!(rows, expected, "hand-off: the list is not what waits");
     }
 
-    /// L4: an agent's lease is given up only when the agent has counted it down, and not by a relay that was away.
+    /// L4: an agent's lease ends only after the agent has counted it down, and not because the
+    /// relay stalled.
     pub(crate) fn check_agent_lease_loss(&self, task: TaskId, attempt: &AttemptRecord) {
         if attempt.agent_holder().is_none() {
             return;
@@ -430,7 +432,7 @@ fn reply_outcome(effects: &SimEffects, asked: RequestId) -> Option<&SimOutcome> 
         })
 }
 
-/// Nothing is different; but what waits may have been placed in the same turn.
+/// Nothing has changed, except that a queued attempt may have been placed in the same turn.
 fn assert_task_unchanged(old: &TaskRecord, new: &TaskRecord, why: &str) {
     assert_attempts_unchanged(old, new, &|_| true, why);
     let waits = old

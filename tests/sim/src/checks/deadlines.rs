@@ -1,4 +1,5 @@
-//! Time as the relay must keep it: agents that fall silent, attempts that run too long, and leases over its own stalls.
+//! Deadlines that the relay must enforce: silent agents, attempts that run too long, and leases
+//! across its own stalls.
 
 use baton_core::ids::AttemptId;
 use baton_core::io::command::CoreInput;
@@ -8,12 +9,12 @@ use baton_core::record::{AttemptRecord, AttemptState, FailureCode, TaskRecord};
 
 use crate::simulation::Simulation;
 
-/// What the relay adds to a deadline of the profile, and what its loop may be late by.
+/// The relay's addition to a deadline of the profile, and the longest delay of its loop.
 const DEADLINE_SLACK_MS: u64 = 2_000;
 const MAX_LOOP_DELAY_MS: u64 = 1_000;
 
 impl Simulation {
-    /// Notes when each attempt was last heard, renewed and confirmed.
+    /// Records when each attempt was last active, renewed and confirmed.
     pub(crate) fn record_activity(&mut self, input: &CoreInput) {
         let stall = self.relay.stall_count;
         let CoreInput::Session(input) = input else {
@@ -37,7 +38,7 @@ impl Simulation {
         }
     }
 
-    /// A lease begins to be counted, and with it the whole attempt.
+    /// Records the confirmation, from which the lease and the whole attempt are counted.
     pub(crate) fn record_confirmation(&mut self, write: &RecordChange) {
         let RecordChange::PutLive(record) = write else {
             return;
@@ -57,7 +58,8 @@ impl Simulation {
         }
     }
 
-    /// Asked at heartbeats: a hung agent under a healthy daemon must time out all the same, and nothing runs for ever.
+    /// Checked at heartbeats: a hung agent under a healthy daemon must time out, and nothing
+    /// runs forever.
     pub(crate) fn check_deadlines(&self, beats: &[AttemptId]) {
         for attempt in beats {
             let records = self.relay.store.view.live.values();
@@ -114,7 +116,7 @@ impl Simulation {
         );
     }
 
-    /// L4: a relay that was away credits the daemons that were not, once for each renewal.
+    /// L4: a relay that stalled credits the stall to working daemons, once for each renewal.
     pub(crate) fn check_stall_credit(&self, attempt: &AttemptRecord) {
         let expired = attempt
             .state

@@ -1,4 +1,4 @@
-//! S5: whatever leaves the relay is implied by what is durable at that instant.
+//! S5: every delivery of the relay is implied by the data that is durable at that time.
 
 use baton_core::ids::{AttemptId, TaskId};
 use baton_core::io::effects::{DaemonMessage, LeaseRenewal, SettlementVerdict};
@@ -10,7 +10,7 @@ use baton_core::record::{
 use crate::relay::sim_reply::{SimDelivery, SimReply};
 use crate::relay::sim_store::StoreState;
 
-/// S5: whatever is let go is implied by what is durable.
+/// S5: the delivery is implied by the durable state.
 pub(crate) fn check(durable: &StoreState, send: &SimDelivery, now: u64) {
     match send {
         SimDelivery::Reply {
@@ -87,7 +87,7 @@ fn check_message(durable: &StoreState, message: &DaemonMessage, now: u64) {
         DaemonMessage::HeartbeatAck { results, .. } => results
             .iter()
             .for_each(|(a, r)| check_renewal(durable, *a, r, None)),
-        // A request is named by the time at which it was made.
+        // A request is identified by the time at which it was made.
         DaemonMessage::ExtensionAck { request, results } => results
             .iter()
             .for_each(|(a, r)| check_renewal(durable, *a, r, Some(now - request))),
@@ -121,12 +121,12 @@ fn check_message(durable: &StoreState, message: &DaemonMessage, now: u64) {
     }
 }
 
-/// What tells a daemon to do something with an attempt.
+/// Orders for a daemon about an attempt.
 fn check_order(durable: &StoreState, message: &DaemonMessage) {
     match message {
         DaemonMessage::Dispatch(dispatch) => {
             let stored = stored_attempt(durable, dispatch.to.task, dispatch.to.attempt);
-            // What was parked in the same turn has lost its lease again.
+            // An attempt parked in the same turn has lost its lease again.
             let parked = stored.holder.is_some() && !stored.state.is_leased();
             assert!(
                 stored.lease.is_some() || parked,
@@ -206,7 +206,8 @@ fn check_settlement(durable: &StoreState, attempt: AttemptId, verdict: &Settleme
     }
 }
 
-/// A hold counts from the send of its request, `elapsed` ago: what is left of it must be durable.
+/// A lease extension counts from the send of its request, `elapsed` ago: the rest of it must be
+/// durable.
 fn check_renewal(
     durable: &StoreState,
     attempt: AttemptId,
@@ -218,7 +219,8 @@ fn check_renewal(
         (LeaseRenewal::Renewed { granted_ms, .. }, Some(elapsed)) => {
             let stored = durable.find_attempt(attempt);
             let lease = stored.and_then(|a| a.lease.as_ref());
-            // What was parked since has no lease; as long as it may run, a fence stands for it.
+            // An attempt that was parked since has no lease. A fence represents it as long as
+            // it may run.
             let fence = durable.fences.get(&attempt).map(|fence| fence.full_ms);
             let span = lease.map(|lease| lease.granted_ms).or(fence);
             let kept = match span {

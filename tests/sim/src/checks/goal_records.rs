@@ -1,4 +1,5 @@
-//! What outlives attempts: progress only adds up, and a milestone is written once, under the next number.
+//! State that outlives attempts: progress only grows, and a checkpoint is written once, with
+//! the next number.
 
 use baton_core::goal::progress::MAX_CHECKPOINTS;
 use baton_core::ids::TaskId;
@@ -46,7 +47,7 @@ pub(crate) fn check_checkpoint(before: &StoreState, new: &CheckpointRecord) {
     );
 }
 
-/// The record knows of no checkpoint that is not there, and forgets none.
+/// The record counts only existing checkpoints, and loses none.
 pub(crate) fn check_checkpoint_count(before: &StoreState, old: &TaskRecord, new: &TaskRecord) {
     let (was, is) = (old.checkpoint_count, new.checkpoint_count);
     assert!(was <= is, "goals: {} forgot a checkpoint", new.task);
@@ -66,7 +67,7 @@ pub(crate) fn check_checkpoint_drop(before: &StoreState, task: TaskId, number: u
     );
 }
 
-/// What is over is final.
+/// A finished task is final.
 fn assert_task_open(before: &StoreState, task: TaskId, what: &str) {
     assert!(
         !before.done.contains_key(&task) && !before.removed.contains_key(&task),

@@ -1,5 +1,5 @@
-//! Judges one input of the relay by what was known before it and what became of it: who may change what (S3), what a Hello
-//! must settle, and what a machine's boot proves.
+//! Checks the effects of one input of the relay against the state before it: who may change
+//! what (S3), what a Hello must settle, and what a machine's boot id proves.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::relay::sim_reply::{SimDelivery, SimEffects};
 use crate::simulation::Simulation;
 use crate::stream::SimStream;
 
-/// What was true before an input was handled.
+/// The state before an input was handled.
 #[derive(Debug, Default)]
 pub(crate) struct StateBefore {
     frame: Option<FrameCheck>,
@@ -34,27 +34,28 @@ pub(crate) struct StateBefore {
     pub(crate) request: Option<RequestCheck>,
 }
 
-/// A frame or a sign of life of one attempt, and its task.
+/// A frame or heartbeat of one attempt, and its task.
 #[derive(Debug)]
 struct FrameCheck {
     attempt: AttemptId,
     right: SpeakerRight,
     task: Arc<TaskRecord>,
     control_seq: Option<u64>,
-    /// Which of its words it is, if its worker says it.
+    /// Its position in the worker's sequence, if its worker sent it.
     frame_number: Option<u64>,
     body: Option<FrameBody>,
 }
 
 #[derive(Debug)]
 enum SpeakerRight {
-    /// It speaks for its own lease.
+    /// The sender has the lease.
     Leased,
-    /// The same, but under a number that is not the next: it may only find that the lease has run out.
+    /// The sender has the lease, but the number is not the next: it may only cause the lease to
+    /// expire.
     OutOfOrder,
-    /// Its attempt is over: the late rules apply.
+    /// The attempt has ended: the rules for late frames apply.
     Stale,
-    /// Nobody who may speak for it has said it.
+    /// No sender with a right to this attempt sent it.
     NotEntitled(&'static str),
 }
 
@@ -63,9 +64,9 @@ struct HelloCheck {
     session: SessionId,
     daemon: DaemonId,
     boot_id: Arc<str>,
-    /// The relay has another stream of this daemon that it takes for open.
+    /// The relay has another open stream of this daemon.
     takes_over: bool,
-    /// A newer stream of this daemon was heard before.
+    /// A newer stream of this daemon was used before.
     is_superseded: bool,
     leased: Vec<(TaskId, AttemptId)>,
     finished: Vec<AttemptId>,
@@ -115,7 +116,8 @@ impl Simulation {
 
     fn frame_check(&self, frame: &AttemptFrame, nth: Option<u64>) -> Option<FrameCheck> {
         let (task, attempt, right) = self.speaker_right(frame.session, frame.frame_ref)?;
-        // A park takes the hash of the token with the lease: then the daemon's own credential proves it, as without a token.
+        // A park removes the token's hash with the lease. Then the daemon's credential is the
+        // proof, as without a token.
         let forged = frame.proof.as_ref() == Some(&FORGED_TOKEN) && attempt.lease.is_some();
         let right = match right {
             SpeakerRight::Leased | SpeakerRight::Stale if forged => {
@@ -137,7 +139,7 @@ impl Simulation {
         })
     }
 
-    /// Frames that change nothing are not written; the relay has heard them all the same.
+    /// Frames without an effect are not stored, but the relay has received them.
     fn last_control_seq(&self, attempt: &AttemptRecord) -> u64 {
         let heard = self.relay.heard_control_seqs.get(&attempt.id).copied();
         heard.unwrap_or_default().max(attempt.control_seq)
@@ -164,7 +166,7 @@ impl Simulation {
         spoken.is_some_and(|(_, _, right)| !matches!(right, SpeakerRight::NotEntitled(_)))
     }
 
-    /// Who says it, and of what.
+    /// The right of the sender, for this attempt.
     fn speaker_right(
         &self,
         session: SessionId,
@@ -216,7 +218,7 @@ impl Simulation {
         }
     }
 
-    /// Follows which streams the relay takes for open.
+    /// Tracks which streams the relay considers open.
     pub(crate) fn record_stream_changes(
         &mut self,
         closed: Option<SessionId>,
@@ -289,8 +291,9 @@ impl Simulation {
         }
     }
 
-    /// A worker leaves nothing out: every word before this one was heard, or is acknowledged. A refused result is not
-    /// acknowledged, and the relay knows it from its records all the same: a double of what follows may come before it does.
+    /// A worker skips no frame: every earlier one was received or is acknowledged. A rejected
+    /// result is not acknowledged, but the relay has it in its records, and a duplicate of the
+    /// next frame may arrive before it.
     fn check_frame_order(&mut self, word: &FrameCheck) {
         let (attempt, Some(nth)) = (word.attempt, word.frame_number) else {
             return;
@@ -320,7 +323,8 @@ impl Simulation {
         spoken.is_some_and(|(_, _, right)| matches!(right, SpeakerRight::Leased))
     }
 
-    /// Whatever this daemon held goes on by its word or is over, and nothing outlives its machine's boot.
+    /// Every attempt of this daemon continues because Hello listed it, or has ended, and none
+    /// outlives its machine's boot.
     fn check_hello(&mut self, hello: &HelloCheck, settled: &[AttemptSettlement]) {
         let session = hello.session;
         assert!(!hello.is_superseded, "settlement: {session} came too late");
@@ -375,8 +379,8 @@ impl Simulation {
         }
     }
 
-    /// A stream that takes over from one that was heard just now proves nothing by its boot id, then or later: two
-    /// machines may share an identity.
+    /// A stream that replaces one that was active just now proves nothing by its boot id, now
+    /// or later: two machines may share an identity.
     fn mark_boot_unproven(&mut self, hello: &HelloCheck) {
         let fences = self.relay.store.view.fences.values();
         let fenced = fences.filter(|fence| fence.runner.daemon() == Some(hello.daemon));
@@ -387,7 +391,7 @@ impl Simulation {
     }
 }
 
-/// Its session says that it came before its output.
+/// The session reports that the result arrived before its output.
 fn lacks_output(body: &FrameBody) -> bool {
     matches!(body, FrameBody::Completed(body) if body.output_missing > 0)
 }
@@ -397,7 +401,7 @@ fn has_expired(attempt: &AttemptRecord) -> bool {
     end.is_some_and(|end| end.failure_code == Some(FailureCode::LeaseExpired))
 }
 
-/// What waits may be placed in the same turn; everything else stays as it was.
+/// Queued attempts may be placed in the same turn; everything else is unchanged.
 pub(crate) fn assert_attempts_unchanged(
     old: &TaskRecord,
     new: &TaskRecord,

@@ -1,4 +1,5 @@
-//! An opinion of its own about what the core does when an attempt is given up, and when its end comes late.
+//! An independent check of the core's decisions when a lease is given up, and when an end
+//! arrives late.
 
 use std::sync::Arc;
 
@@ -15,19 +16,19 @@ use crate::faults::replayed_frames::FORGED_TOKEN;
 use crate::options::ADOPT_LATE_MS;
 use crate::simulation::Simulation;
 
-/// A result that comes for an attempt that is over, and what was known before it.
+/// A result for an attempt that has ended, and the state before it.
 #[derive(Debug)]
 pub(crate) struct LateResult {
     attempt: AttemptId,
     control_seq: u64,
     in_lease: bool,
-    /// The files that its task asks for are there.
+    /// The files that its task requires exist.
     contract_met: bool,
     before: Arc<TaskRecord>,
 }
 
 impl Simulation {
-    /// L4 and promise 3: the relay gives a lease up only when its worker has counted it down by itself.
+    /// L4 and promise 3: the relay gives a lease up only after its worker has counted it down.
     pub(crate) fn check_lease_given_up(&mut self, write: &RecordChange) {
         let (RecordChange::PutLive(record)
         | RecordChange::PutDone(record)
@@ -85,7 +86,8 @@ impl Simulation {
         })
     }
 
-    /// Adopted exactly when it may be: never over a person's word or a successor that ran, never refused without cause.
+    /// Adopted exactly when allowed: never against an operator's decision or a successor that
+    /// ran, and never rejected without cause.
     pub(crate) fn check_late_result(&self, late: Option<LateResult>) {
         let Some(late) = late else {
             return;
@@ -97,7 +99,7 @@ impl Simulation {
         let (Some(was), Some(is)) = (late.before.attempt(attempt), after.attempt(attempt)) else {
             return;
         };
-        // One that was leased until this very turn is judged by the machine.
+        // The state machine decides about an attempt that was leased until this turn.
         let Some(old) = was.state.end() else {
             return;
         };
@@ -127,7 +129,7 @@ impl Simulation {
         }
     }
 
-    /// An attempt of this task whose result would be adopted if it came now.
+    /// An attempt of this task whose result would be adopted now.
     pub(crate) fn adoptable_attempt(&self, task: &TaskRecord) -> Option<AttemptId> {
         let fresh = |a: &&AttemptRecord| {
             self.time_since_given_up(a.id)
@@ -137,14 +139,14 @@ impl Simulation {
         attempts.find(fresh).map(|attempt| attempt.id)
     }
 
-    /// How long ago it was given up, in what the relay believes to be its uptime.
+    /// Time since it was given up, in the relay's own uptime.
     fn time_since_given_up(&self, attempt: AttemptId) -> Option<u64> {
         let at = *self.ended_at.get(&attempt)?;
         Some(self.relay.uptime_ms(self.now).saturating_sub(at))
     }
 }
 
-/// What README says of it, said again.
+/// The rule of README, implemented again.
 fn may_adopt(task: &TaskRecord, attempt: &AttemptRecord) -> bool {
     let given_up = attempt.state.end().is_some_and(|end| {
         matches!(end.state, EndState::Lost | EndState::TimedOut)
@@ -164,7 +166,7 @@ fn may_adopt(task: &TaskRecord, attempt: &AttemptRecord) -> bool {
         | TaskState::NeedsAttention
         | TaskState::Lost => false,
     };
-    // An agent that holds its lease itself has nobody who keeps its word.
+    // An agent with its own lease has no daemon that stores its result.
     let kept = attempt.agent_holder().is_none();
     kept && given_up && is_ended_by_relay(attempt) && free && !over && task.cancel.is_none()
 }

@@ -1,5 +1,6 @@
-//! The promises. Each check looks at one record change, input, delivery or removal and panics with the promise's name.
-//! Checks compare before and after; they must not change what happens in the simulation.
+//! The promises. Each check examines one record change, input, delivery or removal and panics
+//! with the promise's name. Checks compare the states before and after and must not affect the
+//! simulation.
 
 pub(crate) mod agent_calls;
 pub(crate) mod deadlines;

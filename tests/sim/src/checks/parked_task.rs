@@ -1,4 +1,5 @@
-//! What waits for a person: it holds nothing, is leased to nobody, and goes on once, by a successor that appears in the same write.
+//! Parked tasks: they have no lease and are resumed once, by a successor that is created in the
+//! same write.
 
 use baton_core::record::{
     AttemptRecord, AttemptState, CheckpointKind, EndState, EndedBy, ParkCause, TaskRecord,
@@ -8,7 +9,7 @@ use baton_core::record::{
 use crate::checks::record_change::attempt_pairs;
 use crate::relay::sim_store::StoreState as Stored;
 
-/// Of one record alone.
+/// Checks one record alone.
 pub(crate) fn check_parked_shape(task: &TaskRecord) {
     let Some(newest) = task.newest_attempt() else {
         return;
@@ -69,8 +70,8 @@ pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
     }
 }
 
-/// It ends as handed off to the one who follows it, or a person has ended it, or a late result of an earlier attempt made it
-/// needless before anybody ran it.
+/// It ends as handed off to its successor, or a person has ended it, or a late result of an
+/// earlier attempt made it unnecessary before it ran.
 fn check_hand_off(is: &AttemptRecord, task: &TaskRecord) {
     let id = is.id;
     let Some(end) = is.state.end() else {
@@ -107,7 +108,7 @@ fn check_hand_off(is: &AttemptRecord, task: &TaskRecord) {
     );
 }
 
-/// What the next one should know was written with it.
+/// The block was written with a checkpoint for the next attempt.
 fn check_block_checkpoint(before: &Stored, old: &TaskRecord, is: &AttemptRecord, new: &TaskRecord) {
     let written = before.checkpoints.get(&(new.task, new.checkpoint_count));
     let tells = written.is_some_and(|written| {

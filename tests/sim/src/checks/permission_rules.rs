@@ -1,14 +1,15 @@
-//! Rules that answer permissions, judged by a table: what is asked under which rules, and who must answer it how.
+//! Permission rules, checked with a table: requests, rules, and the expected answer.
 
 use baton_core::record::{AttemptRecord, InputDecision, InputRecord};
 use baton_core::task::spec::{PermissionEffect, PermissionRule, TaskSpec};
 
 use crate::random::SeededRng;
 
-/// The number of the rule that answers, and what it says.
+/// The number of the rule that answers, and its decision.
 type ExpectedAnswer = (u32, InputDecision);
 
-/// What an agent may ask, and the rule that must answer it where a task has `rules`: none means a person.
+/// Requests of agents, and the rule that must answer each for a task with `rules`: none means a
+/// person.
 pub(crate) const PERMISSION_CASES: [(&str, &str, Option<ExpectedAnswer>); 6] = [
     (
         "Bash",
@@ -62,7 +63,7 @@ pub(crate) fn check(spec: &TaskSpec, attempt: &AttemptRecord) {
     }
 }
 
-/// None once it is closed: then nobody knows any more what was asked.
+/// None if it is closed: then the request is no longer stored.
 fn expected_answer(spec: &TaskSpec, input: &InputRecord) -> Option<Option<(u32, InputDecision)>> {
     let asked = |(tool, arguments, _): &&(&str, &str, _)| {
         input.tool_name.as_deref() == Some(*tool) && *input.payload == *arguments.as_bytes()

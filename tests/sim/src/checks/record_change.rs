@@ -1,7 +1,8 @@
-//! What must hold in every prefix of every history. Each broken promise panics with its name.
+//! Promises that hold in every prefix of every history. Each violated promise panics with its
+//! name.
 //!
-//! Judged where it can first be seen: a record when it is handed over, a message when it is let go, a process when
-//! it starts.
+//! Checked at the earliest point: a record when it is written, a message when it is sent, a
+//! process when it starts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::relay::sim_store::StoreState;
 use crate::simulation::Simulation;
 
 impl Simulation {
-    /// S13, L1: what is open is bounded and guarded by a timer.
+    /// S13, L1: open tasks are limited, and each has a timer.
     pub(crate) fn check_open_task_bounds(&self) {
         let Some(core) = &self.relay.core else {
             return;
@@ -42,7 +43,7 @@ impl Simulation {
     }
 }
 
-/// S1, S2, S6: one write against what was handed over before it.
+/// S1, S2, S6: one write against the state before it.
 pub(crate) fn check_record_change(before: &StoreState, write: &RecordChange) {
     match write {
         RecordChange::PutSpec { task, .. } => {
@@ -170,7 +171,7 @@ fn check_task_change(before: &StoreState, new: &TaskRecord) {
     }
 }
 
-/// Each attempt before and after. Of those that machines refused only some are kept.
+/// Each attempt before and after. Of those that daemons rejected, only some are stored.
 pub(crate) fn attempt_pairs<'a>(
     old: &'a TaskRecord,
     new: &'a TaskRecord,
@@ -184,7 +185,7 @@ fn count_adoptions(record: &TaskRecord) -> usize {
     record.attempts.iter().filter(adopted).count()
 }
 
-/// Of one record alone.
+/// Checks one record alone.
 fn check_task_shape(before: &StoreState, new: &TaskRecord) {
     let leased = new.attempts.iter().filter(|a| a.state.is_leased()).count();
     assert!(leased <= 1, "S1: {leased} leased attempts of {}", new.task);
@@ -192,7 +193,7 @@ fn check_task_shape(before: &StoreState, new: &TaskRecord) {
         .attempts
         .is_sorted_by(|one, next| one.number < next.number);
     assert!(rising, "S2: numbers of {}", new.task);
-    // More than are kept were refused by machines, or none is missing.
+    // No attempt is missing, or more attempts were rejected by daemons than are stored.
     let refused = |a: &&AttemptRecord| a.state.end().is_some_and(AttemptEnd::is_uncounted_refusal);
     let whole = new
         .newest_attempt()
@@ -239,7 +240,7 @@ fn check_task_shape(before: &StoreState, new: &TaskRecord) {
     }
 }
 
-/// What operators did gives way to nothing but newer words of theirs.
+/// Operators' actions are only replaced by newer ones.
 fn check_audits_kept(before: &StoreState, new: &TaskRecord) {
     let audits = |record: &TaskRecord| -> BTreeSet<u64> {
         let events = record.timeline.events.iter();
@@ -277,7 +278,8 @@ fn check_one_lease_per_conversation(before: &StoreState, new: &TaskRecord) {
     }
 }
 
-/// An end is final, but for a receipt that arrives, a result adopted late, and a limit that becomes the failure.
+/// An end is final, except for a late receipt, an adopted late result, and a limit that becomes
+/// the failure.
 fn check_end_unchanged(was: &AttemptRecord, old: &AttemptEnd, is: &AttemptRecord) {
     let Some(new) = is.state.end() else {
         panic!(
@@ -305,7 +307,7 @@ fn check_end_unchanged(was: &AttemptRecord, old: &AttemptEnd, is: &AttemptRecord
     assert!(forward, "S6: the receipt of {} went back", was.id);
 }
 
-/// S3: what a frame of an attempt that holds no lease may have changed in its task.
+/// S3: the changes that a frame of an attempt without a lease may make to its task.
 pub(crate) fn check_stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord) {
     let adopted = new
         .attempt(attempt)
@@ -314,7 +316,7 @@ pub(crate) fn check_stale_frame(attempt: AttemptId, old: &TaskRecord, new: &Task
     for (was, is) in attempt_pairs(old, new) {
         // Its receipt may have let the successor be placed in the same turn.
         let placed = was.state == AttemptStage::Queued && is.state == AttemptStage::Offered;
-        // A result that came late makes needless what nobody has ever run.
+        // A late result makes an attempt that never ran unnecessary.
         let waited = match &was.state {
             AttemptStage::Queued => true,
             AttemptStage::Parked(parked) => parked.receipt == TerminationReceipt::NotNeeded,

@@ -1,4 +1,4 @@
-//! Files that tasks ask for: which workers leave them, and an opinion of its own about what becomes of a result without them.
+//! Required files: which ones workers leave, and an independent check of results without them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::simulation::Simulation;
 
 const MIN_FILE_BYTES: u64 = 10;
 
-/// What a task asks for, if it does.
+/// A random contract, or none.
 pub(crate) fn random_contract(rng: &mut SeededRng, may_ask: bool) -> Option<CompletionContract> {
     let required = |n: u64| RequiredArtifact {
         path: format!("out/{n}"),
@@ -35,7 +35,7 @@ pub(crate) fn random_contract(rng: &mut SeededRng, may_ask: bool) -> Option<Comp
     })
 }
 
-/// What a worker finds at its end: all of it, or each with a lack of its own.
+/// The files that a worker finds at its end: all of them, or each with its own defect.
 pub(crate) fn random_found_files(
     spec: &TaskSpec,
     all: bool,
@@ -65,7 +65,7 @@ pub(crate) fn random_found_files(
     found
 }
 
-/// Nothing in it but what the receipts say, one by one.
+/// Decided from the receipts alone, one by one.
 pub(crate) fn is_contract_met(spec: &TaskSpec, found: &[FoundArtifact]) -> bool {
     let mut wanted = spec.contract.iter().flat_map(|c| &c.artifacts);
     wanted.all(|wanted| {
@@ -76,7 +76,8 @@ pub(crate) fn is_contract_met(spec: &TaskSpec, found: &[FoundArtifact]) -> bool 
     })
 }
 
-/// What is completed has its files; what failed or waits for want of them was asked to.
+/// A completed attempt has its files. One that failed or was parked for missing files has that
+/// policy.
 pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
     let policy = spec.contract.as_ref().map(|c| c.missing_policy);
     let asked = spec.contract.as_ref().map_or(0, |c| c.artifacts.len());
@@ -87,7 +88,7 @@ pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
                 a.exists && a.is_file && a.size >= MIN_FILE_BYTES && a.problem.is_none()
             };
             let met = seen.iter().filter(good).count() == asked;
-            // An operator's word is judged apart, by its audit.
+            // An operator's completion is checked separately, by its audit event.
             let by_hand = end.ended_by == EndedBy::Operator;
             assert!(
                 end.state != EndState::Completed || met || by_hand,
@@ -106,7 +107,7 @@ pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
 }
 
 impl Simulation {
-    /// The result of a worker, with what it finds.
+    /// The result of a worker, with the files that it finds.
     pub(crate) fn build_result(
         &mut self,
         index: usize,
@@ -124,8 +125,8 @@ impl Simulation {
         }
     }
 
-    /// Refused for want of files: every one of them is named, only where the task asks for that, and the worker tries again
-    /// or gives up.
+    /// Rejected for missing files: every one of them is named, only if the task's policy is
+    /// reject, and the worker tries again or gives up.
     pub(crate) fn handle_refused_completion(
         &mut self,
         index: usize,
@@ -152,7 +153,7 @@ impl Simulation {
             !unmet.is_empty(),
             "contract: nothing is missing of {attempt}"
         );
-        // Its processes may still be there.
+        // Its processes may still run.
         let termination = if held.processes_alive {
             ProcessTermination::default()
         } else {

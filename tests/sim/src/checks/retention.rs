@@ -1,5 +1,5 @@
-//! What retention may take: tasks that are over and of which nothing can still be said, daemons of which nothing must be known;
-//! and that no daemon is drained, or taken up again, without a word about who did it.
+//! Retention may remove only tasks that have ended and can no longer change, and daemons that
+//! are no longer needed. Also: every drain and its end is recorded with its operator.
 
 use baton_core::ids::{DaemonId, TaskId};
 use baton_core::io::effects::RecordChange;
@@ -8,7 +8,7 @@ use baton_core::record::DaemonRecord;
 use crate::simulation::Simulation;
 
 impl Simulation {
-    /// All that one input removes, before it is gone.
+    /// All removals of one input, before they take effect.
     pub(crate) fn check_removals(&mut self, writes: &[RecordChange]) {
         let by_word = writes
             .iter()
@@ -76,7 +76,8 @@ impl Simulation {
         self.forget_stream_order(record.daemon);
     }
 
-    /// The order of its streams is forgotten with a daemon; it holds nothing that an old stream could speak of.
+    /// The order of its streams is removed with a daemon; it has no attempt that an old stream
+    /// could refer to.
     fn forget_stream_order(&mut self, daemon: DaemonId) {
         for conn in &mut self.streams {
             let own = self.daemons[conn.daemon].id == daemon;

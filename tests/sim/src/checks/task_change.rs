@@ -1,4 +1,4 @@
-//! What one change of a task may do to it: budgets, pauses, answers, cancels and retries.
+//! Effects that one change of a task may have: budgets, pauses, answers, cancels and retries.
 
 use baton_core::record::{
     AttemptEnd, AttemptRecord, AttemptState, EndState, EndedBy, FailureCode, InputRecord,
@@ -66,7 +66,8 @@ fn check_end_counters(task: &TaskRecord) {
     );
 }
 
-/// An attempt that an operator takes away was no offer: another one follows it, however many there were.
+/// An attempt that an operator released counts as no dispatch: another one follows it,
+/// regardless of the limit.
 fn check_operator_release(old: &TaskRecord, new: &TaskRecord) {
     let was_leased = old
         .newest_attempt()
@@ -87,7 +88,8 @@ fn check_operator_release(old: &TaskRecord, new: &TaskRecord) {
     }
 }
 
-/// A conversation begins anew once, after a resume that failed; what was then given back without a try stays so.
+/// A conversation begins anew once, after a failed resume. An attempt released after that stays
+/// fresh.
 fn check_fresh_conversation(task: &TaskRecord) {
     let next = task.attempts.iter().skip(1);
     for (was, is) in task
@@ -108,7 +110,7 @@ fn check_fresh_conversation(task: &TaskRecord) {
     }
 }
 
-/// It would have begun anew, uncounted, had it not been offered as often as it may.
+/// It would have begun anew, uncounted, if the dispatch limit had not been reached.
 fn is_fresh_attempt_cut(task: &TaskRecord) -> bool {
     let spent = task.retry_stop_reason.as_deref() == Some("dispatch_limit");
     let newest = task
@@ -123,7 +125,7 @@ fn is_fresh_attempt_cut(task: &TaskRecord) -> bool {
 fn is_failure(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| match end.state {
-        // What a person decided, and what only a limit made a failure, counts in no budget.
+        // A person's decision, and a failure caused only by a limit, count in no budget.
         EndState::Failed => {
             end.ended_by != EndedBy::Operator
                 && end.failure_code != Some(FailureCode::DispatchLimit)
@@ -142,7 +144,7 @@ fn is_loss(attempt: &AttemptRecord) -> bool {
     end.is_some_and(|end| end.state == EndState::Lost)
 }
 
-/// S12: nothing is tried again by itself once its budget is spent.
+/// S12: no automatic retry after the budget is used up.
 fn check_retry_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
     let Some(last) = new.newest_attempt().filter(|_| new.retry.is_some()) else {
         return;
@@ -156,7 +158,8 @@ fn check_retry_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) 
     assert!(!spent, "S12: {task} is tried again after {counters:?}");
 }
 
-/// Nothing that is paused is offered, nobody who is drained or busy is asked, and nobody for another tenant.
+/// No paused task is offered, and no daemon that is drained, busy or of another tenant gets an
+/// offer.
 fn check_offer(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
     assert!(task.paused.is_none(), "pause: {} was offered", attempt.id);
     assert!(
@@ -183,7 +186,7 @@ fn check_offer(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
     assert!(room, "S13: {} was offered to {daemon:?}", attempt.id);
 }
 
-/// Exactly one terminal: a cancel that is under way is what it ends as.
+/// Exactly one terminal state: an attempt with a pending cancel ends as canceled.
 fn check_cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
     let canceling = matches!(
         was.state,
@@ -198,7 +201,7 @@ fn check_cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
     assert!(!canceling || !completed, "cancel: {} completed", is.id);
 }
 
-/// A daemon that said which deadline it ends an attempt for need not say more.
+/// A daemon that reported the deadline for which it ends an attempt need not report more.
 fn check_own_deadline_kept(was: &AttemptRecord, is: &AttemptRecord) {
     let own = matches!(
         was.state,
@@ -211,7 +214,7 @@ fn check_own_deadline_kept(was: &AttemptRecord, is: &AttemptRecord) {
     assert!(!forgotten, "deadline: {} ends as no_result", is.id);
 }
 
-/// A tool that has finished times nobody out.
+/// A finished tool causes no timeout.
 fn check_idle_tool_open(was: &AttemptRecord, is: &AttemptRecord) {
     let named = match &is.state {
         AttemptState::CleaningUp {
@@ -228,7 +231,7 @@ fn check_idle_tool_open(was: &AttemptRecord, is: &AttemptRecord) {
     assert!(open, "tool_idle: {} had finished {named:?}", is.id);
 }
 
-/// What may have had effects is tried again only where the task says so.
+/// A loss with possible effects is retried only if the task allows it.
 fn check_unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
     let lost = is
         .state
@@ -247,7 +250,7 @@ fn check_unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
     );
 }
 
-/// S8: of an answered input only what happens to the answer changes, and what is closed takes none.
+/// S8: after an answer only its delivery state changes, and a closed input accepts none.
 fn check_answers_unchanged(was: &AttemptRecord, is: &AttemptRecord) {
     let given = |input: &InputRecord| {
         let answer = input.state.answer()?;

@@ -1,4 +1,5 @@
-//! Clients that may not have what they ask for: another tenant's tasks (S9), and a key that means something else (S7).
+//! Clients that request what they may not have: another tenant's tasks (S9), and a key that
+//! belongs to another body (S7).
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
 impl Simulation {
-    /// A tenant asks for what is not its own, or for what nobody has: it cannot tell the two apart.
+    /// A tenant requests a task of another one, or one that does not exist: it cannot
+    /// distinguish the two.
     pub(crate) fn probe_foreign_task(&mut self) {
         let Some((tenant, known)) = self.pick_task() else {
             return;
@@ -39,7 +41,7 @@ impl Simulation {
         assert!(refused, "S9: a stranger was told {outcome:?}");
     }
 
-    /// A key that was acknowledged stands for what it was given for, for as long as its task is known.
+    /// An acknowledged key belongs to its first body as long as its task exists.
     pub(crate) fn handle_conflict_reply(&mut self, spec: &TaskSpec, outcome: SimOutcome) {
         match outcome {
             Ok(SimReply::Submitted { record, created }) => {

@@ -1,5 +1,5 @@
-//! People about goals: they tell of progress, block, send on (with and without words, twice, late), and look at what waits for
-//! them. What was acknowledged to them is looked for in the end.
+//! People's calls about goals: they report progress, block, resume (with and without a reason,
+//! twice, late), and list parked tasks. Acknowledged calls are checked at the end.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,20 +20,20 @@ use crate::relay::sim_reply::SimReply;
 use crate::relay::sim_store::StoreState;
 use crate::simulation::Simulation;
 
-/// What was acknowledged about goals.
+/// Acknowledged calls about goals.
 #[derive(Debug, Default)]
 pub(crate) struct AcknowledgedGoals {
     progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     checkpoints: BTreeMap<(TaskId, u64), CheckpointId>,
-    /// Who sent the task on from where it stood.
+    /// The successor of each parked attempt.
     successors: BTreeMap<AttemptId, AttemptId>,
-    /// Parked attempts that somebody saw.
+    /// Parked attempts that a client has seen.
     seen_parked: Vec<(TaskId, AttemptId)>,
     texts_made: u64,
 }
 
 impl AcknowledgedGoals {
-    /// The relay's data are those of an earlier time.
+    /// The relay's data is that of an earlier time.
     pub(crate) fn forget_lost_data(&mut self, state: &StoreState) {
         self.progress.clone_from(&state.progress);
         let there = |key: &(TaskId, u64), id: &mut CheckpointId| {
@@ -65,7 +65,7 @@ impl AcknowledgedGoals {
         );
     }
 
-    /// A task goes on from where it stood, once.
+    /// A parked attempt is resumed once.
     pub(crate) fn record_hand_off(&mut self, record: &TaskRecord) {
         let Some(newest) = record.newest_attempt() else {
             return;
@@ -141,7 +141,7 @@ impl Simulation {
         }
     }
 
-    /// Somebody comes back to what he saw long ago.
+    /// A client resumes an attempt that it saw long ago.
     fn resume_stale_attempt(&mut self) {
         let place = self
             .rng
@@ -220,7 +220,7 @@ impl Simulation {
         self.track_request(request, SimClientRequest::Other);
     }
 
-    /// A task that waits for a person, and the attempt that it waits with.
+    /// A parked task with its parked attempt.
     pub(crate) fn pick_parked_task(&mut self, tenant: &TenantId) -> Option<(TaskId, AttemptId)> {
         let live = self.relay.store.view.live.values();
         let parked = live.filter(|task| task.tenant == *tenant && task.attention.is_some());
@@ -239,7 +239,7 @@ impl Simulation {
         Some(picked)
     }
 
-    /// A word about the goal from whoever works.
+    /// Progress or a checkpoint of a worker.
     pub(crate) fn random_goal_update(&mut self) -> GoalReport {
         if self.rng.chance(50) {
             GoalReport::Progress(self.random_progress())
@@ -292,7 +292,7 @@ impl Simulation {
         }))
     }
 
-    /// What he has to say goes with the task.
+    /// The reason is stored with the task.
     pub(crate) fn record_resume_ack(&mut self, reason: &str, record: &TaskRecord) {
         self.counts.resumes += 1;
         let words = record
@@ -314,7 +314,8 @@ impl Simulation {
         self.clients.acknowledged_goals.record_progress(progress);
     }
 
-    /// The last look: what was acknowledged is there, or something newer took its place and is counted.
+    /// The final check: acknowledged data is stored, or was replaced by newer data that is
+    /// counted.
     pub(crate) fn check_acknowledged_goals(&self) {
         let durable = &self.relay.store.durable;
         let gone = |task: &TaskId| durable.removed.contains_key(task);

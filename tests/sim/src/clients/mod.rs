@@ -1,5 +1,6 @@
-//! Clients, operators and watchers: which requests they send, what was acknowledged to them, and that it still holds in the end.
-//! It must not know how the relay stores anything beyond its records.
+//! Clients, operators and watchers: their requests, the answers they got, and the check that
+//! acknowledged effects still hold at the end. It uses the relay's records only, not its
+//! storage.
 
 pub(crate) mod foreign_clients;
 pub(crate) mod goal_clients;

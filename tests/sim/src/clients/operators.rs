@@ -1,5 +1,6 @@
-//! Operators: they take attempts away, fail, complete and retry tasks, pause tasks, tenants and everything, and some of them
-//! go on for too long. What was taken of their words is judged where the relay takes it.
+//! Operators: they release, fail, complete and retry tasks by force, and pause tasks, tenants
+//! and everything. Some of them exceed the rate limit. Accepted commands are checked when the
+//! relay accepts them.
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use crate::clients::sim_clients::{SimClientRequest, client_actor};
 use crate::relay::sim_reply::{RequestId, SimDelivery, SimEffects, SimReply};
 use crate::simulation::Simulation;
 
-/// What one credential may ask of one task within a minute.
+/// Commands that one credential may send for one task within a minute.
 const MAX_OPERATIONS_PER_MINUTE: usize = 10;
 const MINUTE_MS: u64 = 60_000;
 
-/// An operator's word that the relay took, in which of its lives and when.
+/// An accepted command, with the relay's boot and the time.
 #[derive(Debug)]
 pub(crate) struct AcceptedOperation {
     boot: u64,
@@ -30,7 +31,7 @@ pub(crate) struct AcceptedOperation {
     task: TaskId,
 }
 
-/// A word as it was asked.
+/// A command as it was sent.
 #[derive(Debug)]
 pub(crate) struct OperationCheck {
     request: RequestId,
@@ -55,7 +56,7 @@ fn audited_operation(operation: &TaskOperation) -> AuditedOperation {
     }
 }
 
-/// Somebody who puts things right after the storm: nobody has asked in this name before.
+/// The operator of the healing phase, with a name that was not used before.
 pub(crate) fn healing_operator(n: u64) -> RequestActor {
     RequestActor {
         name: "olga".into(),
@@ -133,7 +134,7 @@ impl Simulation {
         }
     }
 
-    /// A script that went wrong.
+    /// A faulty script that repeats its command.
     fn exceed_operation_limit(&mut self) {
         let Some((tenant, task)) = self.pick_task() else {
             return;
@@ -180,7 +181,7 @@ impl Simulation {
         TenantId::new(name).expect("a good name")
     }
 
-    /// Nothing stays paused.
+    /// Ends all pauses.
     pub(crate) fn unpause_all(&mut self) {
         let view = &self.relay.store.view;
         let tenants = view.pauses.active_pauses();
@@ -204,7 +205,7 @@ impl Simulation {
         }
     }
 
-    /// Not too many, and what was done is on record with who did it.
+    /// The rate limit holds, and the command is recorded with its operator.
     pub(crate) fn check_operation(&mut self, before: &StateBefore, effects: &SimEffects) {
         let Some(word) = &before.operation else {
             return;

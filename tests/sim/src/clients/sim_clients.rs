@@ -1,4 +1,5 @@
-//! People and programs: they submit (some twice), cancel early, late and twice, retry, answer, pause and drain.
+//! People and programs: they submit (some twice), cancel early, late and twice, retry, answer,
+//! pause and drain.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,12 +27,12 @@ pub(crate) struct SimClients {
     last_request: u64,
     pending_requests: BTreeMap<u64, SimClientRequest>,
     pub(crate) submitted: Vec<Arc<TaskSpec>>,
-    /// S7: what each key was acknowledged as, and for which prompt.
+    /// S7: the task and prompt that each key was acknowledged for.
     keys: BTreeMap<(TenantId, String), (TaskId, String)>,
     known_tasks: Vec<TaskId>,
-    /// Everything that a person was ever asked.
+    /// All inputs that were ever opened.
     known_inputs: Vec<(TenantId, TaskId, InputId)>,
-    /// S4: an acknowledged cancel of an open task leaves one way to end.
+    /// S4: an open task with an acknowledged cancel can only end as canceled.
     canceled_tasks: BTreeMap<TaskId, ()>,
     pub(crate) acknowledged_goals: AcknowledgedGoals,
 }
@@ -39,20 +40,20 @@ pub(crate) struct SimClients {
 #[derive(Debug)]
 pub(crate) enum SimClientRequest {
     Submit(Arc<TaskSpec>),
-    /// A key of before with another prompt.
+    /// An earlier key with another prompt.
     Conflict(Arc<TaskSpec>),
-    /// Something about another tenant's task.
+    /// A request about another tenant's task.
     ForeignTask,
     Cancel(TaskId),
-    /// An operator's verb.
+    /// A force command.
     Operate(TaskId),
     Answer(InputId, InputDecision),
     /// A call of an agent.
     AgentCall(usize),
-    /// A parked task is to go on, with this reason.
+    /// Resumes a parked task with this reason.
     Resume(TaskId, Arc<str>),
     Block(TaskId),
-    /// This item is done.
+    /// Reports this item as completed.
     Progress(TaskId, Arc<str>),
     ListDaemons,
     Other,
@@ -64,7 +65,7 @@ impl SimClients {
         self.last_request
     }
 
-    /// The relay's data are those of an earlier time: what was acknowledged since is gone.
+    /// The relay's data is that of an earlier time: later acknowledgements are lost.
     pub(crate) fn forget_lost_data(&mut self, state: &StoreState) {
         self.acknowledged_goals.forget_lost_data(state);
         let there = |task: &TaskId| state.record(*task).is_some();
@@ -77,7 +78,7 @@ impl SimClients {
         });
     }
 
-    /// The relay died: what was asked may or may not have happened.
+    /// The relay died: pending requests may have taken effect or not.
     pub(crate) fn clear_pending_requests(&mut self) {
         self.pending_requests.clear();
     }
@@ -136,7 +137,7 @@ impl Simulation {
         }
     }
 
-    /// The same key for something else.
+    /// The same key with another body.
     fn submit_conflicting(&mut self) {
         let at = self.rng.random_index(self.clients.submitted.len());
         let spec = self.clients.submitted.get(at).cloned();
@@ -168,7 +169,7 @@ impl Simulation {
         }
     }
 
-    /// The answer to this will be for somebody who waits elsewhere.
+    /// The answer is for an agent, which is handled elsewhere.
     pub(crate) fn track_agent_request(&mut self, request: u64, asked: SimClientRequest) {
         self.clients.pending_requests.insert(request, asked);
     }
@@ -197,7 +198,7 @@ impl Simulation {
         self.track_request(request, SimClientRequest::Cancel(task));
     }
 
-    /// Often one that is away: people drain a machine before they look at it.
+    /// Often one that is offline: people drain a machine before they inspect it.
     fn drain_random_daemon(&mut self) {
         let all: Vec<usize> = (0..self.daemons.len()).collect();
         let is_away = |index: &&usize| self.daemons[**index].stream.is_none();
@@ -219,7 +220,7 @@ impl Simulation {
         self.track_request(request, SimClientRequest::Other);
     }
 
-    /// Retention, with no regard for age: what may not go must be refused.
+    /// Retention without regard for age: tasks that must stay have to be rejected.
     fn remove_random_tasks(&mut self) {
         let picked: Vec<_> = (0..4).filter_map(|_| self.pick_task()).collect();
         let request = self.send_request(RemoveFinishedTasks { tasks: picked }, SimReply::Removed);
@@ -263,7 +264,7 @@ impl Simulation {
         }
     }
 
-    /// Somebody answers what was asked long ago, or once more.
+    /// Answers an input that was opened long ago, or answers it again.
     fn answer_old_input(&mut self) {
         let place = self.rng.random_index(self.clients.known_inputs.len());
         if let Some((tenant, task, input)) = self.clients.known_inputs.get(place).cloned() {
@@ -291,7 +292,7 @@ impl Simulation {
         self.track_request(request, SimClientRequest::Answer(input, decision));
     }
 
-    /// In healing nothing stays paused, drained or unanswered.
+    /// In the healing phase nothing stays paused, drained or unanswered.
     pub(crate) fn lift_pauses_and_drains(&mut self) {
         self.answer_open_inputs();
         self.unpause_all();
@@ -389,7 +390,7 @@ impl Simulation {
         let this = (record.task, spec.prompt.clone());
         let key = (spec.tenant.clone(), key);
         let known = self.clients.keys.insert(key, this.clone());
-        // A key lives as long as its task.
+        // A key is stored as long as its task.
         let removed = &self.relay.store.view.removed;
         let known = known.filter(|(task, _)| !removed.contains_key(task));
         assert!(
@@ -400,7 +401,7 @@ impl Simulation {
         );
     }
 
-    /// A task that an agent began is as good as any.
+    /// A task that an agent started counts like any other.
     pub(crate) fn record_agent_task(&mut self, spec: &TaskSpec, record: &TaskRecord) {
         self.record_submit_ack(spec, record, false);
     }
@@ -416,7 +417,8 @@ impl Simulation {
         }
     }
 
-    /// The last look: every acknowledged task is there, every acknowledged cancel held, nobody holds anything.
+    /// The final check: every acknowledged task exists, every acknowledged cancel took effect,
+    /// and no lease is left.
     pub(crate) fn check_acknowledged_tasks(&mut self) {
         for task in &self.clients.known_tasks {
             let record = self.relay.store.durable.record(*task);
@@ -441,7 +443,7 @@ impl Simulation {
     }
 }
 
-/// S8: an answer that was taken is the answer, whatever became of it since.
+/// S8: an accepted answer stays the answer.
 fn check_answer_ack(input: InputId, decision: InputDecision, record: &TaskRecord) {
     let mut inputs = record.attempts.iter().flat_map(|attempt| &attempt.inputs);
     let asked = inputs.find(|known| known.id == input);

@@ -1,4 +1,4 @@
-//! What is submitted: tasks that differ in whatever the core decides by.
+//! Specifications of submitted tasks, which differ in everything that the core decides by.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Simulation {
             cleanup_term_ms: rng.chance(50).then_some(1_500),
             ..DeadlineProfile::default()
         };
-        // Where that is, is the daemon's affair; that it is one directory is what counts.
+        // The directory itself is the daemon's choice; only its identity matters here.
         let shared = rng.chance(20);
         let tenant = if rng.chance(70) { "acme" } else { "globex" };
         let ttl = if self.options.short_ttl {
@@ -87,7 +87,7 @@ impl Simulation {
     }
 }
 
-/// Whose agents may have it, and whether nobody else may.
+/// The scope of agents that may have it, and whether only agents may.
 fn random_agent_scope(rng: &mut SeededRng, agents: bool) -> (Option<String>, bool) {
     if !(agents && rng.chance(60)) {
         return (None, false);
@@ -107,7 +107,7 @@ fn random_retry_policy(rng: &mut SeededRng) -> RetryPolicy {
     }
 }
 
-/// The prompt is the whole difference between two submissions here.
+/// Two submissions differ only in the prompt here.
 pub(crate) fn spec_digest(spec: &TaskSpec) -> [u8; 32] {
     let mut digest = [0; 32];
     for (place, byte) in digest.iter_mut().zip(spec.prompt.bytes()) {

@@ -1,5 +1,5 @@
-//! Whoever watches a task sees each of its events once and in order (S11), and in the end all of them (L6). A watcher whose
-//! relay went away reads the record first when it is back.
+//! A watcher of a task gets each of its events once and in order (S11), and all of them in the
+//! end (L6). After the relay was down, it reads the record first.
 
 use baton_core::ids::TaskId;
 use baton_core::record::{TaskRecord, TimelineEvent};
@@ -32,7 +32,7 @@ impl Simulation {
         }
     }
 
-    /// At the end of healing nobody is behind.
+    /// At the end of the healing phase no watcher is behind.
     pub(crate) fn check_watchers_complete(&self) {
         let durable = &self.relay.store.durable;
         let behind = |record: &TaskRecord| {

@@ -1,4 +1,5 @@
-//! The agent's processes: they start only when confirmed, work along a plan, and are dead by the lease's limit.
+//! The agent's processes: they start only after the confirmation, follow a plan, and are dead
+//! at the lease limit.
 
 use std::sync::Arc;
 
@@ -14,22 +15,22 @@ use crate::checks::permission_rules::PERMISSION_CASES;
 use crate::daemon::sim_attempt::KillReason;
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// What this attempt will come to, if nobody interferes.
+/// The planned course of an attempt, without interference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AgentPlan {
     Complete,
     Fail {
         retryable: bool,
     },
-    /// Stops talking for ever; a deadline must end it.
+    /// Sends nothing more; a deadline must end it.
     GoSilent,
-    /// Prints without a pause for a long while, and then completes.
+    /// Prints without a pause for a long time, then completes.
     Flood,
     Release,
-    /// Finds that it cannot go on without a person.
+    /// Cannot continue without a person.
     Block,
     Reject,
-    /// The dispatch is overlooked.
+    /// The dispatch is ignored.
     Ignore,
 }
 
@@ -61,10 +62,10 @@ impl AgentPlan {
     }
 }
 
-/// How often a flood prints.
+/// Number of prints of a flood.
 const FLOOD_STEPS: u32 = 300;
 
-/// The processes are gone.
+/// All processes have ended.
 pub(crate) fn confirmed_termination() -> ProcessTermination {
     ProcessTermination {
         exit: Some(ProcessExitStatus::Code(0)),
@@ -74,7 +75,8 @@ pub(crate) fn confirmed_termination() -> ProcessTermination {
 }
 
 impl Simulation {
-    /// Confirmed: the process starts, unless it did already or the daemon has given it back.
+    /// After the confirmation the process starts, unless it did already or the daemon has
+    /// released it.
     pub(crate) fn start_process(&mut self, index: usize, attempt: AttemptId) {
         let now = self.now;
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
@@ -103,7 +105,7 @@ impl Simulation {
         );
     }
 
-    /// The agent goes on by one step of its plan.
+    /// The agent executes one step of its plan.
     pub(crate) fn step_agent(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
@@ -115,7 +117,7 @@ impl Simulation {
         let pause = if floods { 10 } else { 4_000 };
         let again = self.now + self.rng.between(1, pause);
         if held.open_input.is_some() || !held.reachable {
-            // Either a person is asked, or its shim does not answer the daemon for now.
+            // Either an input is open, or its shim does not answer the daemon now.
             held.reachable |= self.rng.chance(5);
             return self.schedule(
                 again,
@@ -170,7 +172,7 @@ impl Simulation {
         }
     }
 
-    /// Printed into a pipe; a relay that is behind holds the child back.
+    /// Output goes into a pipe; a relay that is behind slows the child down.
     fn print_output(&mut self, index: usize, attempt: AttemptId) {
         let daemon = &mut self.daemons[index];
         let (connected, most) = (daemon.welcomed, self.options.outbox_limit / 2);
@@ -218,7 +220,7 @@ impl Simulation {
         );
     }
 
-    /// The agent comes to its end, most often with its processes gone, sometimes before.
+    /// The agent ends, mostly with its processes, sometimes before them.
     fn finish_agent(&mut self, index: usize, attempt: AttemptId, plan: AgentPlan) {
         if plan == AgentPlan::Block {
             return self.block_task(index, attempt);
@@ -258,7 +260,8 @@ impl Simulation {
         }
     }
 
-    /// The daemon's own timer is quicker than the relay's. Its shim may be stuck for longer than the relay waits.
+    /// The daemon's own timer fires before the relay's. Its shim may be stuck for longer than
+    /// the relay waits.
     fn expire_own_deadline(&mut self, index: usize, attempt: AttemptId) {
         let held = self.daemons[index].attempts.get(&attempt);
         let runs = held.is_some_and(|h| {
@@ -297,7 +300,7 @@ impl Simulation {
         self.send_frame(index, attempt, body);
     }
 
-    /// It says so, and waits to be ended.
+    /// Reports the block, then waits to be ended.
     fn block_task(&mut self, index: usize, attempt: AttemptId) {
         if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.plan = AgentPlan::GoSilent;
@@ -306,7 +309,7 @@ impl Simulation {
         self.send_frame(index, attempt, FrameBody::Goal(word));
     }
 
-    /// The last process is gone; what the daemon says about it depends on why.
+    /// The last process has ended; the daemon's report depends on the reason.
     pub(crate) fn handle_process_exit(&mut self, index: usize, attempt: AttemptId) {
         let held = self.daemons[index].attempts.get(&attempt);
         let Some((why, ended, unwanted)) = held
@@ -362,7 +365,7 @@ impl Simulation {
         self.send_frame(index, attempt, body);
     }
 
-    /// Nothing is known but that no process is left.
+    /// Only known: no process is left.
     pub(crate) fn report_receipt(&mut self, index: usize, attempt: AttemptId) {
         if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.ended = true;
@@ -371,7 +374,7 @@ impl Simulation {
         }
     }
 
-    /// A receipt, or the worker's own word that its lease ran out.
+    /// Reports a receipt, or that the lease expired.
     pub(crate) fn report_termination(&mut self, index: usize, attempt: AttemptId) {
         let either = self.rng.chance(50);
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
@@ -427,7 +430,7 @@ fn failed_frame(termination: ProcessTermination, retryable: bool, exit: u64) -> 
     ))
 }
 
-/// The conversation that it should go on with is gone.
+/// The agent session that it should resume does not exist.
 fn resume_failed_frame(termination: ProcessTermination) -> FrameBody {
     FrameBody::Errored(ErroredBody {
         agent_session_id: Some("gone".into()),

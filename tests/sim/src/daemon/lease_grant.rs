@@ -1,4 +1,5 @@
-//! What the relay grants: the daemon counts it with its own lease clock, and the judge of S14 by itself.
+//! Lease grants of the relay: the daemon counts them with its own lease clock, and the check of
+//! S14 counts them independently.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use baton_daemon_core::time::BootTime;
 use crate::daemon::sim_attempt::monotonic_time;
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// What an answer of the relay gives: counted from a send as the daemon knows it, and as it was.
+/// A grant, counted from the send time that the daemon recorded, and from the true one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CountedLeaseGrant {
     sent_at: BootTime,
@@ -61,7 +62,8 @@ impl Simulation {
         }
     }
 
-    /// The hold is durable: now it may restart, and its processes go on alone.
+    /// The lease extension is durable: the daemon may restart, and its processes continue
+    /// alone.
     pub(crate) fn handle_lease_extension_ack(
         &mut self,
         index: usize,
@@ -90,7 +92,7 @@ impl Simulation {
         self.crash_daemon(index, false);
     }
 
-    /// Of one that is leased already: its limit moves, and its shim is told.
+    /// Renews an existing lease: its limit moves, and its shim gets the new one.
     fn renew_lease(&mut self, index: usize, attempt: AttemptId, grant: CountedLeaseGrant) {
         let held = self.daemons[index].attempts.get(&attempt);
         if held.is_some_and(|held| held.lease.is_some()) {

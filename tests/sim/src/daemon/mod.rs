@@ -1,6 +1,6 @@
-//! Simulated daemons: sessions, attempts, shims, outbox and disk. Decisions by time come from baton_daemon_core.
-//! Disk, transcript and processes are models.
-//! It must not read the relay's store except to check a promise about it.
+//! Simulated daemons: sessions, attempts, shims, outbox and disk. Decisions by time come from
+//! baton_daemon_core; disk, transcript and processes are models. The relay's store is only read
+//! to check a promise.
 
 pub(crate) mod agent_process;
 pub(crate) mod lease_grant;

@@ -1,5 +1,5 @@
-//! The disk under one outbox: what is on its way to it, what is written, and what is synced. A daemon that is killed loses the first,
-//! a machine without power any of what is not synced.
+//! The disk of one outbox: entries in flight, written and synced. A killed daemon loses the
+//! first kind, a machine without power any entries that are not synced.
 
 use baton_core::time::WallTime;
 use baton_daemon_core::outbox::{DurablePosition, LoggedEntry, RequiredDurability};
@@ -9,7 +9,7 @@ use crate::random::SeededRng;
 
 pub(crate) type SimOutboxEntry = LoggedEntry<NumberedFrame, bool, WallTime>;
 
-/// As if entries were long: so that files of some dozens are worth rewriting.
+/// A large size per entry, so that files of some dozens of entries are rewritten.
 const ENTRY_BYTES: u64 = 40_000;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl OutboxDisk {
         self.in_flight.is_empty() && !self.wants_sync
     }
 
-    /// Whether anybody who looks finds something of it.
+    /// Whether a successor would find any entry.
     pub(crate) fn has_entries(&self) -> bool {
         !self.written.is_empty()
     }
@@ -41,7 +41,7 @@ impl OutboxDisk {
         self.written.append(&mut self.in_flight);
     }
 
-    /// Syncs, if something went in that must survive the machine.
+    /// Syncs if an entry was written that must survive the machine.
     pub(crate) fn finish_sync(&mut self) {
         if self.wants_sync {
             self.sync();
@@ -53,7 +53,7 @@ impl OutboxDisk {
         self.wants_sync = false;
     }
 
-    /// A new file takes the place of this one, whole and synced.
+    /// Replaces the file with a complete and synced one.
     pub(crate) fn replace(&mut self, file: Vec<SimOutboxEntry>) {
         self.in_flight.clear();
         self.written = file;
@@ -72,19 +72,19 @@ impl OutboxDisk {
         }
     }
 
-    /// The daemon is gone: what it had not handed over is, too.
+    /// The daemon has ended, and entries in flight are lost.
     pub(crate) fn drop_in_flight(&mut self) {
         self.in_flight.clear();
     }
 
-    /// The power is gone, and with it any of what was not synced.
+    /// A power loss, which may lose any entries that were not synced.
     pub(crate) fn lose_unsynced(&mut self, rng: &mut SeededRng) {
         self.in_flight.clear();
         let kept = self.synced + rng.random_index(self.written.len() - self.synced + 1);
         self.written.truncate(kept);
     }
 
-    /// What the next daemon makes of it. It syncs before it says anything.
+    /// Restores the outbox for the next daemon, which syncs before it sends anything.
     pub(crate) fn restore_outbox(&mut self, limit: usize) -> SimOutbox {
         let mut outbox = SimOutbox::restore(limit, self.written.iter().cloned());
         self.sync();
@@ -92,7 +92,8 @@ impl OutboxDisk {
         outbox
     }
 
-    /// Judges with it: whoever took over now, after a kill or a loss of power, would know of what leaves.
+    /// For checks: whether a daemon that took over now, after a kill or a power loss, would
+    /// have this frame.
     pub(crate) fn has_durable_frame(&self, control_seq: u64, leaves: RequiredDurability) -> bool {
         let sure = match leaves {
             RequiredDurability::Written => self.written.len(),

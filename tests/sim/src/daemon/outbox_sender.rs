@@ -1,4 +1,5 @@
-//! What an attempt says on its way from its transcript over the daemon's outbox and the disk to a stream; and the judge of what leaves.
+//! The way of an attempt's frames from its transcript through the daemon's outbox and the disk
+//! to a stream, with a check of every frame that is sent.
 
 use baton_core::ids::AttemptId;
 use baton_core::io::session_input::{FrameBody, FrameRef};
@@ -12,7 +13,7 @@ use crate::simulation::{ScheduledEvent, Simulation};
 use crate::stream::UpstreamItem;
 
 impl Simulation {
-    /// It comes to this, and whoever is there tells it.
+    /// Appends a frame, which the daemon forwards if it is running.
     pub(crate) fn send_frame(&mut self, index: usize, attempt: AttemptId, body: FrameBody) {
         if let Some(held) = self.daemons[index].attempts.get_mut(&attempt) {
             held.append_frame(body);
@@ -27,7 +28,7 @@ impl Simulation {
         }
     }
 
-    /// The daemon reads on in the transcript, if it is there and the shim lets it.
+    /// The daemon reads the rest of the transcript, if it runs and the shim answers.
     pub(crate) fn forward_transcript(&mut self, index: usize, attempt: AttemptId) {
         if self.is_stopped(index) || self.daemons[index].is_down {
             return;
@@ -46,7 +47,7 @@ impl Simulation {
         self.write_outbox(index, attempt);
     }
 
-    /// Hands what is new to the disk, which takes it at once or later.
+    /// Passes new entries to the disk, which writes them at once or later.
     fn write_outbox(&mut self, index: usize, attempt: AttemptId) {
         let slow = self.options.slow_outbox && !self.healing && self.rng.chance(20);
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
@@ -73,7 +74,8 @@ impl Simulation {
         }
     }
 
-    /// The disk has written, and syncs where something urgent went in; a kill may come in between.
+    /// The disk has written, and syncs if an urgent entry is included; a kill may happen in
+    /// between.
     pub(crate) fn finish_outbox_write(&mut self, index: usize, attempt: AttemptId) {
         let slow = self.options.slow_outbox && !self.healing && self.rng.chance(50);
         let held = self.daemons[index].attempts.get_mut(&attempt);
@@ -106,7 +108,7 @@ impl Simulation {
         self.flush_outbox(index, attempt);
     }
 
-    /// Puts on the stream what may leave.
+    /// Sends the frames that may be sent now.
     pub(crate) fn flush_outbox(&mut self, index: usize, attempt: AttemptId) {
         if self.is_stopped(index) {
             return;
@@ -189,7 +191,8 @@ impl Simulation {
     }
 }
 
-/// Nothing leaves before the disk has it: a daemon, or a machine, that ended now would leave somebody who knows of it.
+/// Nothing is sent before it is stored: if the daemon or the machine ended now, its successor
+/// must have the frame.
 fn check_frame_stored(held: &SimAttempt, record: &QueuedRecord<NumberedFrame, bool, WallTime>) {
     let QueuedRecord::Control { seq, body, .. } = record else {
         return;

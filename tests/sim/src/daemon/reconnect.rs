@@ -1,4 +1,5 @@
-//! How a daemon comes back: the daemon's own stake and backoff say when it dials, the world whether anybody answers.
+//! Reconnects of a daemon: the daemon's own urgency and backoff decide when it connects, the
+//! simulation decides whether the relay answers.
 
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use baton_daemon_core::reconnect_urgency::ReconnectUrgency;
 use crate::daemon::sim_attempt::{SimAttempt, monotonic_time};
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// No daemon that has something to lose is away for longer between two dials than it must be, and none for longer than this.
+/// The longest wait between two connection attempts. A daemon with a lease at risk waits less.
 const MAX_DIAL_WAIT_MS: u64 = 60_000;
-/// A relay that is back waits for last words a little longer than that.
+/// A restarted relay waits slightly longer than this for terminal frames.
 const MAX_TERMINAL_FRAME_WAIT_MS: u64 = 5_000;
 
 impl Simulation {
-    /// The stream is gone on this side; another is tried soon, while attempts go on.
+    /// The stream has ended on this side. A new one is tried soon, while attempts continue.
     pub(crate) fn handle_lost_stream(&mut self, index: usize) {
         let daemon = &mut self.daemons[index];
         daemon.stream = None;
@@ -32,7 +33,7 @@ impl Simulation {
         self.schedule_dial(index, None);
     }
 
-    /// Nobody answered, or a relay that is too busy asked for some patience.
+    /// The relay did not answer, or was busy and asked for a later retry.
     pub(crate) fn handle_failed_dial(&mut self, index: usize) {
         self.daemons[index].failed_dials += 1;
         let busy = self.relay.core.is_some() && self.rng.chance(30);
@@ -71,14 +72,16 @@ impl Simulation {
         );
     }
 
-    /// L4: who could lose a lease comes back while most of it is left, and results are not kept from a relay that is back.
+    /// L4: a daemon that could lose a lease reconnects while most of it is left, and results
+    /// are sent soon after the relay is back.
     fn check_dial_wait(&self, index: usize, wait: u64, retry_after: Option<Duration>) {
         let wish = retry_after.map_or(0, |wish| u64::try_from(wish.as_millis()).unwrap_or(0));
         assert!(
             wait <= MAX_DIAL_WAIT_MS + wish,
             "L4: d{index} waits for {wait} ms before it dials"
         );
-        // Whoever wakes finds what its sleep has left, and may be ending it already.
+        // After a suspend, a daemon may have little lease time left, and may already be ending
+        // the attempt.
         let slept = self.slept_recently(index);
         let held = self.daemons[index].attempts.values();
         for held in held {

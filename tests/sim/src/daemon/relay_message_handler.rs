@@ -1,4 +1,4 @@
-//! What a simulated daemon does with each message of the relay.
+//! Handles each message of the relay in a simulated daemon.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::daemon::sim_attempt::{AttemptOffer, KillReason, SimAttempt, SimOutbox
 use crate::simulation::{ScheduledEvent, Simulation};
 use crate::stream::DownstreamItem;
 
-/// A frame that the relay would not have.
+/// A frame that the relay rejected.
 struct FrameRefusal {
     attempt: AttemptId,
     control_seq: u64,
@@ -220,7 +220,8 @@ impl Simulation {
         );
     }
 
-    /// The relay's knowledge of an attempt on a new stream: everything beyond it goes out again.
+    /// The relay's positions of an attempt on a new stream: everything after them is sent
+    /// again.
     fn settle_attempt(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
         let daemon = &mut self.daemons[index];
         let offset = daemon
@@ -270,7 +271,7 @@ impl Simulation {
         }
     }
 
-    /// S4: the relay has all of an attempt's words in its keeping, so it knows that the attempt is over.
+    /// S4: the relay has acknowledged all frames of an attempt, so it has its end.
     fn remove_acked_attempt(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.remove(&attempt) else {
             return;
@@ -284,7 +285,7 @@ impl Simulation {
         );
     }
 
-    /// Its frames were dropped when the relay took it away: the receipt takes their place.
+    /// Its frames were dropped when the relay revoked it: the receipt takes their number.
     fn restart_control_seq(
         &mut self,
         index: usize,
@@ -303,7 +304,8 @@ impl Simulation {
         true
     }
 
-    /// Used up, and kept until it is acknowledged; but where it was the last word there is nothing left to say.
+    /// The rejected frame is used up, and stored until it is acknowledged. If it was the last
+    /// one, nothing is left to send.
     fn drop_refused_attempt(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
         let held = self.daemons[index].attempts.get(&attempt);
         if held.is_some_and(|held| {
@@ -366,7 +368,7 @@ impl Simulation {
         );
     }
 
-    /// Another attempt of the daemon is in the one shared workspace that there is here.
+    /// Another attempt of the daemon uses the only shared workspace of the simulation.
     fn is_workspace_busy(&self, index: usize, attempt: AttemptId) -> bool {
         let held = &self.daemons[index].attempts;
         let shares = |held: &SimAttempt| held.spec.workspace.is_some() && !held.ended;
@@ -443,7 +445,7 @@ impl Simulation {
         self.send_frame(index, attempt, FrameBody::Canceled(body));
     }
 
-    /// Nothing of it counts any more: its processes must go, and then it is forgotten.
+    /// The attempt has no effect any more: its processes are ended, and then it is removed.
     pub(crate) fn abandon_attempt(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
@@ -455,7 +457,7 @@ impl Simulation {
             let takes = self.rng.below(6_000);
             return self.kill_attempt(index, attempt, KillReason::Abandoned, takes, grace);
         }
-        // A result that is on its way may still be adopted; anything else is forgotten.
+        // A result in flight may still be adopted; anything else is dropped.
         if !held.ended || held.receipt_unwanted {
             self.daemons[index].attempts.remove(&attempt);
         } else {

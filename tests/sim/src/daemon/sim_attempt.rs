@@ -1,5 +1,5 @@
-//! One attempt on its machine. Its outbox, its lease clock and the course of its shim are the daemon's own code; only what they
-//! stand on, the disk, the transcript and the processes, is a model.
+//! One attempt on its machine. Its outbox, its lease clock and the lifecycle of its shim are
+//! the daemon's own code; the disk, the transcript and the processes are models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,21 +27,22 @@ use crate::relay::output_log::expected_output;
 
 pub(crate) type SimOutbox = Outbox<NumberedFrame, bool, WallTime>;
 
-/// A control frame, and which of all words of its attempt it is: numbers may change on the way, this does not.
+/// A control frame with its position in the attempt's sequence. Control numbers may change on
+/// the way, the position does not.
 #[derive(Clone, Debug)]
 pub(crate) struct NumberedFrame {
     pub(crate) number: u64,
     pub(crate) body: FrameBody,
 }
 
-/// Small, all of them: who is held back for what the relay does not take is the daemon's affair.
+/// All frames count as small: backpressure is not simulated here.
 impl ControlBody for NumberedFrame {
     fn size(&self) -> usize {
         0
     }
 }
 
-/// What an attempt came to, in order, as its transcript has it. Folded into the outbox by whichever daemon is there.
+/// The transcript of an attempt, in order. The current daemon reads it into the outbox.
 #[derive(Clone, Debug)]
 pub(crate) enum TranscriptItem {
     Control(NumberedFrame),
@@ -74,14 +75,14 @@ pub(crate) struct SimAttempt {
     pub(crate) granted_time: GrantedTime,
     /// Why it is being killed, if it is.
     pub(crate) kill_reason: Option<KillReason>,
-    /// A terminal frame was made.
+    /// A terminal frame was created.
     pub(crate) ended: bool,
     pub(crate) reachable: bool,
-    /// Its frames were read back from the disk: they carry no token.
+    /// Its frames were restored from disk: they have no token.
     pub(crate) restored: bool,
-    /// Not even its receipt is wanted.
+    /// Not even its receipt is needed.
     pub(crate) receipt_unwanted: bool,
-    /// The relay took it away: only a receipt is said, whatever was dropped before it.
+    /// The relay revoked it: only a receipt is sent, regardless of dropped frames.
     pub(crate) fenced: bool,
     pub(crate) open_tool: Option<Arc<str>>,
     pub(crate) open_input: Option<InputId>,
@@ -91,30 +92,30 @@ pub(crate) struct SimAttempt {
     pub(crate) printed_bytes: u64,
     pub(crate) outbox: SimOutbox,
     pub(crate) disk: OutboxDisk,
-    /// Words that the relay has not acknowledged and must not miss.
+    /// Frames that the relay has not acknowledged and must not miss.
     pub(crate) unacked_frames: BTreeSet<u64>,
-    /// Which word went out under which number.
+    /// The position of the frame that was sent with each control number.
     pub(crate) sent_frames: BTreeMap<u64, u64>,
 }
 
-/// The course of its processes' end, and how they take it.
+/// The termination of its processes, and how they react.
 #[derive(Debug)]
 pub(crate) struct SimShim {
     pub(crate) shutdown_plan: ChildLifecycle,
-    /// When it is looked after next.
+    /// When it is polled next.
     pub(crate) next_poll_at: Option<u64>,
-    /// How long after TERM they end by themselves; `None`: never.
+    /// How long after TERM they exit by themselves; `None`: never.
     pub(crate) exit_delay_ms: Option<u64>,
     pub(crate) term_at: Option<u64>,
     pub(crate) is_killed: bool,
-    /// An order wants it over by then.
+    /// The time by which it must have ended, by an order.
     pub(crate) must_end_by: Option<u64>,
 }
 
-/// The judge's own count of what the relay granted, from the send of what it answered.
+/// The check's own count of granted time, from the send of the acknowledged message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GrantedTime {
-    /// By then its processes are dead.
+    /// When its processes must be dead.
     pub(crate) until: u64,
     pub(crate) shortest_grant_ms: u64,
 }
@@ -130,19 +131,19 @@ impl Default for GrantedTime {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KillReason {
-    /// The relay asked for it in a Cancel.
+    /// The relay requested it with a Cancel.
     Canceled,
-    /// It is over for the relay, and nothing of it will count.
+    /// The relay has ended it, and nothing of it counts.
     Abandoned,
-    /// The lease ran out.
+    /// The lease expired.
     LeaseExpired,
-    /// It told its end before its processes were gone.
+    /// It reported its end before its processes had ended.
     EndReported,
-    /// The daemon has seen a deadline pass.
+    /// The daemon detected an expired deadline.
     Deadline,
 }
 
-/// What a dispatch makes.
+/// Content of a dispatch.
 pub(crate) struct AttemptOffer {
     pub(crate) re: FrameRef,
     pub(crate) token: LeaseToken,
@@ -208,7 +209,7 @@ impl SimAttempt {
         });
     }
 
-    /// Takes what is new in the transcript into the outbox, each item with how far it comes.
+    /// Reads new transcript items into the outbox, each with its position.
     pub(crate) fn read_transcript(&mut self, wall: WallTime) {
         let from = usize::try_from(self.outbox.progress().consumed).unwrap_or(usize::MAX);
         for (index, item) in self.transcript.iter().enumerate().skip(from) {
@@ -245,13 +246,13 @@ impl SimAttempt {
         }
     }
 
-    /// What the relay acknowledged is told.
+    /// Applies an ack of the relay.
     pub(crate) fn record_ack(&mut self, acked: AckedPosition) {
         self.outbox.ack(acked);
         self.mark_acked_upto(acked.control_seq);
     }
 
-    /// A new stream, and what the relay has.
+    /// Applies the relay's positions on a new stream.
     pub(crate) fn apply_settlement(&mut self, acked: AckedPosition) {
         self.outbox.apply_settlement(acked);
         self.mark_acked_upto(acked.control_seq);
@@ -264,7 +265,7 @@ impl SimAttempt {
         }
     }
 
-    /// Nobody wants what it had to say.
+    /// Drops everything that was not acknowledged.
     pub(crate) fn discard_unacked(&mut self) {
         let folded = usize::try_from(self.outbox.progress().consumed).unwrap_or(usize::MAX);
         self.transcript.truncate(folded);
@@ -272,7 +273,7 @@ impl SimAttempt {
         self.unacked_frames.clear();
     }
 
-    /// Only its last word is still wanted.
+    /// Only its last frame is still needed.
     pub(crate) fn retain_last_frame(&mut self) {
         self.outbox.drop_all_but_last_control();
         if let Some(last) = self.unacked_frames.pop_last() {
@@ -280,29 +281,29 @@ impl SimAttempt {
         }
     }
 
-    /// All that it has written down is in its outbox.
+    /// The whole transcript is in the outbox.
     pub(crate) fn is_transcript_read(&self) -> bool {
         self.outbox.progress().consumed == self.transcript.len() as u64
     }
 
-    /// The relay has everything that it says.
+    /// The relay has acknowledged everything.
     pub(crate) fn is_fully_acked(&self) -> bool {
         self.is_transcript_read()
             && self.outbox.acked().control_seq >= self.outbox.last_control_seq()
     }
 
-    /// Nothing is left to run or to say.
+    /// Nothing is left to run or to send.
     pub(crate) fn is_finished(&self) -> bool {
         self.ended && !self.processes_alive && self.is_fully_acked()
     }
 
-    /// The daemon that held it is gone, and another reads what is on the disk.
+    /// The daemon has ended, and its successor restores the outbox from disk.
     pub(crate) fn restore_from_disk(&mut self, limit: usize) {
         self.disk.drop_in_flight();
         self.outbox = self.disk.restore_outbox(limit);
     }
 
-    /// The power went. Of the transcript any of what was not folded and synced may be gone, too.
+    /// A power loss. Transcript items that were not synced may be lost, too.
     pub(crate) fn lose_power(&mut self, limit: usize, rng: &mut SeededRng) {
         self.disk.lose_unsynced(rng);
         self.restore_from_disk(limit);
@@ -325,7 +326,7 @@ impl SimAttempt {
         }
     }
 
-    /// Its shim starts nothing that it would have to end at once.
+    /// Its shim starts no process that it would have to end at once.
     pub(crate) fn may_start(&self, now: u64) -> bool {
         let term_at = self.lease.map(|lease| lease.term_at(self.cleanup_term));
         self.is_within_lease(now) && term_at.is_some_and(|at| monotonic_time(now) < at)
@@ -336,7 +337,7 @@ impl SimAttempt {
             .is_some_and(|lease| !lease.is_expired(monotonic_time(now)))
     }
 
-    /// Its lease is over and something of it may still run: it has no right to be heard.
+    /// Its lease has expired and something of it may still run: it must not send frames.
     pub(crate) fn is_silenced(&self, now: u64) -> bool {
         self.processes_alive
             && self
@@ -353,7 +354,7 @@ impl SimAttempt {
     }
 }
 
-/// What nobody could say again must be on the disk for good before it leaves.
+/// A frame that could not be created again must be durable before it is sent.
 pub(crate) fn required_durability(body: &FrameBody) -> RequiredDurability {
     match body {
         FrameBody::PermissionRequest { .. }
@@ -388,7 +389,7 @@ fn is_terminal_frame(body: &FrameBody) -> bool {
     )
 }
 
-/// The last word of an attempt says how much output there is.
+/// The terminal frame contains the length of the output.
 fn with_final_offset(mut body: FrameBody, end: u64) -> FrameBody {
     match &mut body {
         FrameBody::Completed(CompletedBody { final_offset, .. })

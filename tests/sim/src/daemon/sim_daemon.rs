@@ -1,5 +1,6 @@
-//! A simulated daemon: an honest and simple speaker of the protocol. What it decides by time and by what it was told is the daemon's
-//! own code (`baton_daemon_core`); when something happens to it, and to its machine, is the world's.
+//! A simulated daemon: a correct and simple implementation of the protocol. Its decisions by
+//! time and state are the daemon's own code (`baton_daemon_core`); faults of the daemon and its
+//! machine come from the simulation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,9 +21,9 @@ use crate::faults::replayed_frames::SentHistory;
 use crate::simulation::{ScheduledEvent, Simulation};
 use crate::stream::UpstreamItem;
 
-/// Before a Welcome says how often.
+/// Used until a Welcome sets the interval.
 const INITIAL_HEARTBEAT: Duration = Duration::from_secs(5);
-/// Two are out before a stream is given up, and a short lease may bring others forward.
+/// Two are unanswered before a stream is given up, and a short lease may cause additional ones.
 const MAX_UNANSWERED_HEARTBEATS: usize = 8;
 
 #[derive(Debug)]
@@ -32,41 +33,41 @@ pub(crate) struct SimDaemon {
     slots: u32,
     boot_number: u64,
     instance: InstanceId,
-    /// Counts runs and reconnects, so that what was planned for an earlier one is void.
+    /// Counts runs and reconnects, so that events scheduled for an earlier one are ignored.
     pub(crate) generation: u64,
     pub(crate) is_down: bool,
     pub(crate) stream: Option<usize>,
     pub(crate) welcomed: bool,
     pub(crate) hello_sent_at: u64,
-    /// Dials in vain since its last stream.
+    /// Failed connection attempts since its last stream.
     pub(crate) failed_dials: u32,
-    /// Nobody answers before this.
+    /// The relay is unreachable until then.
     pub(crate) cut_off_until: u64,
     pub(crate) heartbeats: HeartbeatTracker,
-    /// How much output of its attempts the relay has, as its last Welcome says.
+    /// Stored output of its attempts, as the last Welcome reported.
     pub(crate) relay_output_offsets: Vec<(AttemptId, u64)>,
-    /// The judge's own: when each heartbeat of this stream was sent.
+    /// For checks: when each heartbeat of this stream was sent.
     pub(crate) heartbeats_sent_at: BTreeMap<u64, u64>,
     pub(crate) planned_restart: Option<PlannedRestart>,
     pub(crate) draining: bool,
-    /// Its disk is full until then, and it may be of those that say so in heartbeats.
+    /// Its disk is full until then. Only some daemons report it in heartbeats.
     pub(crate) disk_full_until: u64,
     pub(crate) reports_full_disk: bool,
     pub(crate) attempts: BTreeMap<AttemptId, SimAttempt>,
-    /// It does nothing before this.
+    /// It is stopped until then.
     pub(crate) stopped_until: u64,
-    /// Its whole machine does nothing before this, or did so.
+    /// Its whole machine is suspended until then, or was.
     pub(crate) asleep_until: u64,
-    /// Since when it did.
+    /// Since when.
     pub(crate) asleep_since: u64,
-    /// What may come again much later.
+    /// Frames and output that may arrive again much later.
     pub(crate) sent_history: SentHistory,
     pub(crate) replayed_frames: BTreeSet<(AttemptId, u64)>,
-    /// What it was told for each input.
+    /// The answer that it got for each input.
     pub(crate) input_answers: BTreeMap<InputId, InputDecision>,
 }
 
-/// A restart on purpose: asked at a time, begun when it is granted.
+/// A planned restart: requested at a time, begun when the extension is granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedRestart {
     pub(crate) request: u64,
@@ -271,7 +272,7 @@ impl Simulation {
         );
     }
 
-    /// Its process ends by force. What it had in memory is gone; its machine may go with it.
+    /// Its process is killed and loses its memory; its machine may reboot with it.
     pub(crate) fn crash_daemon(&mut self, index: usize, reboot: bool) {
         let asleep = self.daemons[index].asleep_until > self.now;
         if self.daemons[index].is_down || (asleep && !reboot) {
@@ -297,8 +298,8 @@ impl Simulation {
         daemon.boot_number += u64::from(reboot);
         daemon.stopped_until = 0;
         if reboot {
-            // The machine that slept is gone with all that ran on it. A daemon that ends leaves its shims on a machine that
-            // may have woken this instant.
+            // A reboot ends the suspended machine with everything on it. Otherwise the daemon's
+            // shims stay on a machine that may have resumed just now.
             daemon.asleep_until = 0;
         }
         let life = daemon.generation;
@@ -313,7 +314,7 @@ impl Simulation {
         );
     }
 
-    /// What becomes of one attempt when its daemon's process ends.
+    /// The effect on one attempt when its daemon's process ends.
     fn crash_attempt(&mut self, index: usize, attempt: AttemptId, reboot: bool) {
         let (shims, disk) = (self.options.shims && !reboot, self.options.disk_outbox);
         let (answers, limit) = (self.rng.chance(80), self.options.outbox_limit);
@@ -347,7 +348,8 @@ impl Simulation {
         self.daemons[index].attempts.remove(&attempt);
     }
 
-    /// The next daemon is there, and reads on where the one before stopped.
+    /// The next daemon has started, and reads the transcripts from where the previous one
+    /// stopped.
     fn restart_daemon(&mut self, index: usize) {
         self.daemons[index].is_down = false;
         self.forward_all_transcripts(index);

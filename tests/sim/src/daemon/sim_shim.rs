@@ -1,6 +1,8 @@
-//! Shims: the daemon's own course and ladder end the processes, and the judge of S14 looks whether they are gone in time.
+//! Shims: the daemon's own lifecycle and termination sequence end the processes, and the check
+//! of S14 verifies that they end in time.
 //!
-//! The world decides how processes take a signal: some end at once, some after a while, some only by KILL.
+//! The simulation decides how processes react to a signal: some exit at once, some after a
+//! while, some only with KILL.
 
 use baton_core::ids::AttemptId;
 use baton_daemon_core::child_lifecycle::{ChildLifecycle, ProcessScan};
@@ -9,11 +11,11 @@ use baton_daemon_core::termination_sequence::{ScanResult, TerminationSignal};
 use crate::daemon::sim_attempt::{KillReason, SimShim, monotonic_time};
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// Between KILL and the end of what was killed.
+/// The longest time from KILL to the end of the processes.
 const MAX_KILL_DELAY_MS: u64 = 60;
 
 impl Simulation {
-    /// The processes start under a shim of their own.
+    /// The processes start under their own shim.
     pub(crate) fn start_shim(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
@@ -132,7 +134,8 @@ impl Simulation {
         }
     }
 
-    /// Who is ended because the lease is had time to end by itself: TERM came when it should.
+    /// A process that is ended because its lease expires had time to exit by itself: TERM was
+    /// sent in time.
     fn check_term_time(&self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
@@ -155,7 +158,7 @@ impl Simulation {
         );
     }
 
-    /// What the relay granted is over: nothing of it runs any more.
+    /// The granted time is over: no process of it runs any more.
     pub(crate) fn check_lease_limit(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].attempts.get(&attempt) else {
             return;
@@ -175,7 +178,7 @@ impl Simulation {
         );
     }
 
-    /// It is to end: by an order, or because its child did.
+    /// Ends it, by an order or because its child exited.
     pub(crate) fn kill_attempt(
         &mut self,
         index: usize,
@@ -189,7 +192,7 @@ impl Simulation {
             return;
         };
         held.kill_reason = Some(why);
-        // A shim that does not answer cannot be told; it ends by its lease.
+        // A shim that does not answer gets no order; it ends when its lease expires.
         let Some(shim) = held.shim.as_mut().filter(|_| held.reachable) else {
             return;
         };
@@ -219,7 +222,7 @@ impl Simulation {
         let Some(held) = self.daemons[index].attempts.get_mut(&attempt) else {
             return;
         };
-        // A shim that is gone can no longer be silent: the daemon finds its report.
+        // A shim that has ended cannot be unreachable: the daemon finds its report.
         held.reachable = true;
         held.shim = None;
         if std::mem::take(&mut held.processes_alive) {

@@ -1,7 +1,9 @@
-//! The relay's data are replaced by an older copy: a restored backup, an import, an accepted loss.
+//! The relay's data is replaced by an older copy: a restored backup, an import, an accepted
+//! loss.
 //!
-//! What was granted since is unknown to the new life of the data, and runs on until its own limits. What clients were told
-//! since is gone, as they were warned; everything else must still hold.
+//! Later grants are unknown to the new incarnation, and their processes run until their own
+//! limits. Later acknowledgements to clients are lost, as documented; everything else must
+//! still hold.
 
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ impl Simulation {
         let state = self.relay.store.durable.clone();
         self.clients.forget_lost_data(&state);
         self.confirmed_at.clear();
-        // Nothing tells of a conversation whose open turns are all gone.
+        // The relay has no record of a conversation whose open turns were all lost.
         let alive = &mut self.running;
         let open = |attempt| {
             let task = alive.tasks.iter().find(|(_, other)| **other == attempt);
@@ -37,7 +39,7 @@ impl Simulation {
         alive.conversations.retain(|_, attempt| open(*attempt));
     }
 
-    /// An operator looks at the machines and sees that nothing runs there any more that this relay did not start.
+    /// An operator confirms that the machines run nothing that this relay did not start.
     pub(crate) fn release_inherited_tasks(&mut self) {
         let incarnation = self.relay.incarnation();
         let held = self

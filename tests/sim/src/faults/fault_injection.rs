@@ -1,4 +1,4 @@
-//! What goes wrong in a storm, and how it stops.
+//! Faults during a storm, and their end.
 
 use baton_core::io::session_input::SessionInput;
 
@@ -6,7 +6,7 @@ use crate::daemon::sim_daemon::PlannedRestart;
 use crate::simulation::{ScheduledEvent, Simulation};
 use crate::stream::UpstreamItem;
 
-/// What a lease of fifteen seconds outlasts by two heartbeats.
+/// Two heartbeats less than a lease of fifteen seconds.
 const SHORT_STALL_MS: u64 = 5_000;
 
 impl Simulation {
@@ -18,7 +18,7 @@ impl Simulation {
         self.schedule(next, ScheduledEvent::FaultInjection);
         let index = self.rng.random_index(self.daemons.len());
         if self.options.short_stalls {
-            // One after the other would be one long one.
+            // Consecutive stalls would add up to one long stall.
             let heard = self.now > self.relay.stalled_until + 2 * SHORT_STALL_MS;
             return if heard {
                 self.stall_relay(SHORT_STALL_MS)
@@ -103,7 +103,7 @@ impl Simulation {
         self.wall_clock_shift_ms += if self.rng.chance(50) { by } else { -by };
     }
 
-    /// A restart on purpose: more time is asked for first.
+    /// A planned restart: requests a lease extension first.
     fn request_lease_extension(&mut self, index: usize) {
         let daemon = &mut self.daemons[index];
         let (Some(conn), true) = (daemon.stream, daemon.welcomed) else {
@@ -135,7 +135,7 @@ impl Simulation {
         );
     }
 
-    /// The loop comes back, streams that are dead are found out, and nobody is away for long.
+    /// Ends the relay's stall, detects dead streams, and reconnects all daemons soon.
     pub(crate) fn reconnect_all_daemons(&mut self) {
         self.relay.stalled_until = self.relay.stalled_until.min(self.now + 1_000);
         for index in 0..self.daemons.len() {

@@ -1,6 +1,6 @@
-//! What goes wrong during the storm: cuts, crashes, stalls, suspended machines, replayed frames, and data replaced by an older copy.
-//! Each fault is enabled by an option of the seed.
-//! No fault is injected once healing has begun.
+//! Faults during the storm: cuts, crashes, stalls, suspended machines, replayed frames, and
+//! data replaced by an older copy. Each fault is enabled by an option of the seed. No fault is
+//! injected after healing has begun.
 
 pub(crate) mod data_import;
 pub(crate) mod fault_injection;

@@ -1,5 +1,6 @@
-//! Words that nobody who may say them is saying now: frames and output of long ago, of another daemon, of nobody, and a last
-//! word after the last word. A disk was restored, something on the way kept them, or somebody lies.
+//! Frames whose sender is not entitled to them now: old frames and output, frames of another
+//! daemon, forged ones, and a second terminal frame. Causes are a restored disk, a delayed
+//! packet or a faulty peer.
 
 use std::collections::VecDeque;
 
@@ -16,10 +17,10 @@ use crate::daemon::agent_process::confirmed_termination;
 use crate::simulation::Simulation;
 use crate::stream::UpstreamItem;
 
-/// A token that no relay ever made.
+/// A token that no relay ever created.
 pub(crate) const FORGED_TOKEN: LeaseToken = LeaseToken([0xee; 32]);
 
-/// What can come again.
+/// Number of frames that can be replayed.
 const MAX_SENT_HISTORY: usize = 200;
 
 /// A frame as it was sent.
@@ -29,7 +30,7 @@ pub(crate) struct SentFrame {
     pub(crate) control_seq: u64,
     pub(crate) observed: WallTime,
     pub(crate) body: FrameBody,
-    /// Which word of its attempt it is, if the attempt ever said it.
+    /// Its position in the attempt's sequence, if the attempt ever sent it.
     pub(crate) frame_number: Option<u64>,
 }
 
@@ -47,7 +48,7 @@ impl SentFrame {
     }
 }
 
-/// The newest of what a daemon has sent.
+/// The newest frames and output that a daemon has sent.
 #[derive(Debug, Default)]
 pub(crate) struct SentHistory {
     frames: VecDeque<SentFrame>,
@@ -79,7 +80,8 @@ impl Simulation {
         };
         let other = self.rng.random_index(self.daemons.len());
         let (ghost, proof) = match self.rng.below(8) {
-            // It claims no death: of what is parked no hash is kept, and its own daemon's word about that would count.
+            // It reports no end of processes: for a parked attempt no token hash is stored, so
+            // such a report of its own daemon would count.
             0 => (
                 self.premature_result(index, ProcessTermination::default()),
                 Some(FORGED_TOKEN),
@@ -95,7 +97,7 @@ impl Simulation {
         }
     }
 
-    /// Whatever the relay answers to this, the daemon did not say it.
+    /// The relay's answer to this frame does not concern a frame that the daemon sent.
     pub(crate) fn send_replayed_frame(
         &mut self,
         index: usize,
@@ -124,7 +126,7 @@ impl Simulation {
         said.get(self.rng.random_index(said.len())).cloned()
     }
 
-    /// Output that was told before, most often that of an attempt which has a successor.
+    /// Output that was sent before, mostly of an attempt that has a successor.
     fn replay_output(&mut self, of: usize, conn: usize) {
         let view = &self.relay.store.view;
         let succeeded = |activity: &&OutputActivity| {
@@ -152,7 +154,7 @@ impl Simulation {
         self.send_to_relay(conn, UpstreamItem::Input(SessionInput::Activity(again)));
     }
 
-    /// A result that this daemon's attempt has not reached, under the very number that comes next.
+    /// A result that this daemon's attempt has not reached, with exactly the next number.
     fn premature_result(&mut self, index: usize, end: ProcessTermination) -> Option<SentFrame> {
         let held: Vec<FrameRef> = self.daemons[index]
             .attempts
@@ -163,7 +165,8 @@ impl Simulation {
         Some(self.result_frame_after(re, self.relay_control_seq(re)?, end))
     }
 
-    /// Another result of an attempt whose worker has told its end, while its task goes on.
+    /// A second result of an attempt whose worker has reported its end, while its task
+    /// continues.
     fn second_result(&mut self, index: usize) -> Option<SentFrame> {
         let view = &self.relay.store.view;
         let told = |re: &FrameRef| {
@@ -210,7 +213,7 @@ impl Simulation {
         }
     }
 
-    /// The link gives a frame twice, or gives it before the one that it follows.
+    /// The link delivers a frame twice, or before the preceding one.
     pub(crate) fn duplicate_last_frame(&mut self, index: usize, conn: usize, sent: &[SentFrame]) {
         if !self.options.duplicate_frames || self.healing || !self.rng.chance(15) {
             return;
@@ -220,7 +223,7 @@ impl Simulation {
         }
     }
 
-    /// Whether the relay's word on this frame is for its ghost.
+    /// Whether the relay's answer concerns a replayed frame.
     pub(crate) fn is_replayed_frame(
         &self,
         index: usize,

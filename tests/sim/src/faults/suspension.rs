@@ -1,7 +1,8 @@
-//! Daemons that are stopped and go on later, as by SIGSTOP or on a machine that is too busy; and shims that are killed.
+//! Daemons that are stopped and continue later, as with SIGSTOP or on a busy machine; and shims
+//! that are killed.
 //!
-//! A stopped daemon hears and says nothing. Its shims are processes of their own: they count the leases on, and end what
-//! they run.
+//! A stopped daemon receives and sends nothing. Its shims are separate processes: they count
+//! the leases on and end their children.
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use baton_core::ids::AttemptId;
 
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// How long a machine that woke may take until it has ended what lost its right.
+/// The time that a resumed machine needs to end processes with expired leases.
 const WAKE_GRACE_MS: u64 = 1_000;
 
 impl Simulation {
-    /// Until when this event has to wait because the daemon that it belongs to is stopped.
+    /// When this event can be handled, if its daemon is stopped.
     pub(crate) fn delayed_until(&self, event: &ScheduledEvent) -> Option<u64> {
         let until = match event {
             ScheduledEvent::DaemonConnect { daemon, .. }
@@ -24,7 +25,7 @@ impl Simulation {
             ScheduledEvent::StreamArrival { conn, up: false } => {
                 self.inactive_until(self.streams[*conn].daemon)
             }
-            // Shims and what they run are processes of their own, but on the same machine.
+            // Shims and their children are separate processes, but on the same machine.
             ScheduledEvent::AgentStep { daemon, .. }
             | ScheduledEvent::ShimPoll { daemon, .. }
             | ScheduledEvent::LeaseLimit { daemon, .. }
@@ -52,7 +53,8 @@ impl Simulation {
         daemon.stopped_until.max(daemon.asleep_until)
     }
 
-    /// The whole machine sleeps, its clock does not: what runs there may lose its right to run without being able to end.
+    /// The whole machine is suspended, but its clock runs: leases may expire while processes
+    /// cannot be ended.
     pub(crate) fn suspend_machine(&mut self, index: usize) {
         if self.daemons[index].is_down || self.daemons[index].asleep_until > self.now {
             return;
@@ -63,7 +65,8 @@ impl Simulation {
         self.daemons[index].asleep_since = self.now;
         self.daemons[index].asleep_until = until;
         self.schedule(until, ScheduledEvent::DaemonWake { daemon: index });
-        // Asleep it does nothing, and awake it is ended before it does: it is in nobody's way.
+        // Suspended processes do nothing, and are ended when the machine resumes, so they block
+        // no successor.
         let held = self.daemons[index].attempts.values();
         let over = held.filter(|held| held.processes_alive && held.granted_time.until <= until);
         let over: Vec<_> = over.map(|h| (h.re, Arc::clone(&h.spec))).collect();
@@ -72,13 +75,13 @@ impl Simulation {
         }
     }
 
-    /// Its machine sleeps, or woke a moment ago and has not got round to everything.
+    /// Its machine is suspended, or resumed a moment ago and has not handled everything yet.
     pub(crate) fn slept_recently(&self, index: usize) -> bool {
         let until = self.daemons[index].asleep_until;
         until > 0 && self.now < until + WAKE_GRACE_MS
     }
 
-    /// When a machine can do what is due at this moment: nobody acts in his sleep.
+    /// When a machine can handle an event that is due now: not while it is suspended.
     pub(crate) fn awake_at(&self, index: usize, due: u64) -> u64 {
         let daemon = &self.daemons[index];
         let asleep = daemon.asleep_since <= due && due < daemon.asleep_until;
@@ -96,7 +99,8 @@ impl Simulation {
         self.schedule(until, ScheduledEvent::DaemonWake { daemon: index });
     }
 
-    /// What its shims have reported meanwhile goes out, on whatever stream it believes to have.
+    /// Forwards everything that its shims have reported meanwhile, on the stream that it
+    /// considers open.
     pub(crate) fn resume_daemon(&mut self, index: usize) {
         if !self.is_stopped(index) {
             self.forward_all_transcripts(index);
@@ -107,7 +111,7 @@ impl Simulation {
         self.inactive_until(index) > self.now
     }
 
-    /// A shim dies without a report: its processes die with it, and nothing can be told but that they are gone.
+    /// A shim dies without a report: its processes die with it, and only their end is known.
     pub(crate) fn kill_shim(&mut self, index: usize) {
         let held = self.daemons[index].attempts.values();
         let running: Vec<AttemptId> = held

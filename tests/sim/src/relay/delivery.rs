@@ -1,4 +1,4 @@
-//! What the relay's gate lets go: to streams, to whoever asked, and to watchers.
+//! Deliveries of the relay's durability gate: to streams, callers and watchers.
 
 use baton_core::io::effects::DaemonMessage;
 use baton_core::io::session_input::SessionInput;
@@ -9,7 +9,7 @@ use crate::simulation::Simulation;
 use crate::stream::DownstreamItem;
 
 impl Simulation {
-    /// What the core says, and what the session adds to it: how much output is stored.
+    /// Sends the core's message with the session's addition: the stored output offsets.
     fn send_core_message(&mut self, conn: usize, message: DaemonMessage) {
         match &message {
             DaemonMessage::Ack { attempt, .. } => {

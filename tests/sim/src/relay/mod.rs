@@ -1,6 +1,6 @@
-//! The relay around the real core: its loop, its durability gate, its store with crashes, its output log, and what it delivers.
-//! Decisions are the core's; this folder only does what the shell does around it.
-//! It must not assert anything that belongs into checks/.
+//! The relay around the real core: its loop, its durability gate, its store with crashes, its
+//! output log, and its deliveries. The core decides; this folder only does what the shell does
+//! around it. Assertions belong in checks/.
 
 pub(crate) mod delivery;
 pub(crate) mod output_log;

@@ -1,5 +1,5 @@
-//! The relay's log of output, and the judge of S10: what a child printed is stored without a gap, each byte once and where it was
-//! printed, or a record says what is missing.
+//! The relay's output log, and the check of S10: the output of a child is stored without a gap,
+//! each byte once and at its offset, or a record reports the missing bytes.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use crate::random::SeededRng;
 use crate::simulation::Simulation;
 use crate::stream::{DownstreamItem, UpstreamItem};
 
-/// Output as it goes up: bytes, or how many of them will never come.
+/// Output sent to the relay: bytes, or the number of bytes that will never be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamOutput {
     pub(crate) re: FrameRef,
     pub(crate) record: QueuedRecord<NumberedFrame, bool, baton_core::time::WallTime>,
 }
 
-/// How much of one attempt's output the relay has, and how much of that would survive it.
+/// The end of one attempt's stored output, and of its durable part.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoggedExtent {
     end: u64,
@@ -33,7 +33,7 @@ struct LoggedExtent {
 pub(crate) struct SimOutputLog(BTreeMap<AttemptId, LoggedExtent>);
 
 impl SimOutputLog {
-    /// What may be acknowledged.
+    /// The offset that may be acknowledged.
     pub(crate) fn durable_end(&self, attempt: AttemptId) -> u64 {
         self.0.get(&attempt).map_or(0, |extent| extent.durable)
     }
@@ -48,7 +48,7 @@ impl SimOutputLog {
         }
     }
 
-    /// What was not synced is gone, but for some that had just reached the disk.
+    /// Unsynced output is lost, except for a random part that had just reached the disk.
     pub(crate) fn lose_unsynced(&mut self, rng: &mut SeededRng) {
         for extent in self.0.values_mut() {
             extent.end = rng.between(extent.durable, extent.end);
@@ -66,13 +66,14 @@ fn final_offset(body: &FrameBody) -> Option<u64> {
     }
 }
 
-/// What every child prints: any byte tells where it belongs.
+/// The output of every child: each byte is determined by its offset.
 pub(crate) fn expected_output(from: u64, length: u64) -> impl Iterator<Item = u8> {
     (from..from + length).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
 }
 
 impl Simulation {
-    /// A session takes output of attempts that its daemon holds, where it goes on with what is there.
+    /// A session accepts output of attempts that its daemon has a lease for, if it continues at
+    /// the stored end.
     pub(crate) fn store_output(&mut self, conn: usize, chunk: &UpstreamOutput) {
         let session = self.streams[conn].session;
         if !self.may_send_output(session, chunk.re) {
@@ -132,13 +133,13 @@ impl Simulation {
         }
     }
 
-    /// The last word of an attempt whose output is not all there.
+    /// A terminal frame of an attempt whose output is not completely stored.
     pub(crate) fn is_before_its_output(&self, frame: &AttemptFrame) -> bool {
         let end = self.relay.output_log.stored_end(frame.frame_ref.attempt);
         final_offset(&frame.body).is_some_and(|told| told > end)
     }
 
-    /// The same as its session says it, if it is a result.
+    /// The same frame as its session passes it on, if it is a result.
     pub(crate) fn mark_output_missing(
         &self,
         mut frame: Box<AttemptFrame>,
@@ -151,7 +152,7 @@ impl Simulation {
         Some(frame)
     }
 
-    /// The last word of an attempt: everything that it printed is stored or said to be missing.
+    /// At the terminal frame of an attempt, all of its output is stored or reported as missing.
     pub(crate) fn check_final_output(&mut self, attempt: AttemptId, body: &FrameBody) {
         let Some(told) = final_offset(body) else {
             return;

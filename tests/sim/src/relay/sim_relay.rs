@@ -1,4 +1,5 @@
-//! The relay around the real core: its loop, its gate and its store, as the shell has them, and its crashes.
+//! The relay around the real core: its loop, its gate and its store, like the shell's, and its
+//! crashes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,23 +20,23 @@ use crate::relay::sim_store::SimStore;
 use crate::report::trace_text::{describe_change, describe_input};
 use crate::simulation::{ScheduledEvent, Simulation};
 
-/// A disk that fails does so after some hundred commits.
+/// A failing disk fails after some hundred commits.
 const DISK_ERROR_ONE_IN: u64 = 150;
 
 pub(crate) struct SimRelay {
     config: Config,
     pub(crate) core: Option<Core>,
     pub(crate) boot: u64,
-    /// Which life of the data this is.
+    /// The incarnation of the data.
     pub(crate) incarnation: u128,
-    /// The data were replaced: the relay does not know what was granted last. Said at each start until the hold that
-    /// follows from it is durable, as the shell does.
+    /// The data was replaced, so the latest grants are unknown to the relay. Passed at each
+    /// start until the resulting suspension of dispatch is durable, as the shell does.
     pub(crate) has_unknown_grants: bool,
-    /// The newest task of that hold.
+    /// The newest inherited task of that suspension.
     newest_inherited_task: Option<TaskId>,
-    /// How long it believes to have run before this run.
+    /// Its stored uptime before this run.
     earlier_uptime_ms: u64,
-    /// What virtual time is called in this run: moments begin anywhere.
+    /// The offset of virtual time in this run: the monotonic clock starts at any value.
     clock_offset: u64,
     started_at: u64,
     gate: DurabilityGate<u64, SimDelivery>,
@@ -45,25 +46,25 @@ pub(crate) struct SimRelay {
     pub(crate) reply_ports: ReplyPorts,
     writes: Vec<RecordChange>,
     sends: Vec<GatedDelivery<SimDelivery>>,
-    /// Numbers of the frames that it has heard in this run.
+    /// Numbers of the frames received in this run.
     pub(crate) heard_control_seqs: BTreeMap<AttemptId, u64>,
-    /// Words that it has heard in this run, each in its turn.
+    /// Frames received in this run, in order.
     pub(crate) heard_frames: BTreeSet<(AttemptId, u64)>,
     pub(crate) output_log: SimOutputLog,
-    /// Operators' words of the last minute.
+    /// Accepted force commands of the last minute.
     pub(crate) accepted_operations: Vec<crate::clients::operators::AcceptedOperation>,
-    /// What agents hold.
+    /// Leases of agents.
     pub(crate) agent_grants: crate::checks::agent_calls::AgentGrants,
     pub(crate) stalled_until: u64,
-    /// Counts the times that the loop was away, and whether this turn is the first after one.
+    /// Counts the stalls of the loop, and whether this turn is the first after one.
     pub(crate) stall_count: u64,
     pub(crate) is_first_turn_after_stall: bool,
     stall_ended_at: u64,
     last_turn: u64,
-    /// Daemons whose streams it took for open when it came back.
+    /// Daemons whose streams it considered open after the stall.
     pub(crate) connected_after_stall: BTreeSet<DaemonId>,
     turn_at: Option<u64>,
-    /// The disk does one thing after the other.
+    /// The disk handles one write after the other.
     disk_free_at: u64,
     durable_seq: u64,
 }
@@ -116,12 +117,12 @@ impl SimRelay {
         self.newest_inherited_task = None;
     }
 
-    /// Since when its loop has gone round without a break.
+    /// Since when its loop has run without a stall.
     pub(crate) fn awake_since(&self) -> u64 {
         self.started_at.max(self.stall_ended_at)
     }
 
-    /// How long it believes to have run: a crash forgets what was not written.
+    /// Its own uptime: a crash loses the part that was not written.
     pub(crate) fn uptime_ms(&self, now: u64) -> u64 {
         self.earlier_uptime_ms + (now - self.started_at)
     }
@@ -131,7 +132,7 @@ impl SimRelay {
     }
 }
 
-/// The stream that ended by this input.
+/// The stream that this input closed.
 fn closed_session(input: &CoreInput) -> Option<SessionId> {
     match input {
         CoreInput::Session(SessionInput::Closed { session }) => Some(*session),
@@ -201,7 +202,8 @@ impl Simulation {
         }
     }
 
-    /// kill -9, or the power: what was not durable is gone, but for some that had just reached the disk.
+    /// kill -9, or a power loss: data that was not durable is lost, except for a random part
+    /// that had just reached the disk.
     pub(crate) fn crash_relay(&mut self) {
         if self.relay.core.take().is_none() {
             return;
@@ -238,7 +240,7 @@ impl Simulation {
     }
 
     pub(crate) fn wake_relay(&mut self) {
-        // A busy loop takes several at once.
+        // A busy loop handles several at once.
         let busy = if self.rng.chance(20) {
             self.rng.below(30)
         } else {
@@ -303,9 +305,9 @@ impl Simulation {
         };
         match core.next_deadline() {
             Some(due) => {
-                // A deadline that stays in the past would turn for ever without time passing.
+                // A deadline that stays in the past would loop forever without time passing.
                 let at = self.relay.virtual_time(due).max(self.now + 1);
-                // Nor does a busy loop look at the very moment: what comes meanwhile is heard first.
+                // A busy loop is late, so items that arrive meanwhile are handled first.
                 let busy = !self.options.calm && self.rng.chance(20);
                 let late = if busy { self.rng.below(40) } else { 0 };
                 self.schedule_turn(at + late);
@@ -360,7 +362,7 @@ impl Simulation {
         self.relay.store.commit(seq);
         self.relay.durable_seq = seq;
         if self.now < self.relay.stalled_until {
-            // The loop is away; it sees the commit when it is back.
+            // The loop is stalled; it handles the commit afterwards.
             let until = self.relay.stalled_until;
             return self.schedule(until, ScheduledEvent::RelayCommit { boot, seq });
         }
@@ -369,7 +371,7 @@ impl Simulation {
         }
     }
 
-    /// One input, completed as the shell does it, decided by the core, and judged.
+    /// One input: completed as the shell does, decided by the core, and checked.
     fn handle_input(&mut self, received: RelayInput) {
         let RelayInput {
             input,
@@ -403,7 +405,7 @@ impl Simulation {
         self.queue_effects(effects);
     }
 
-    /// Every write is judged by what was written before it.
+    /// Every write is checked against the state before it.
     fn check_and_apply_writes(&mut self, effects: &SimEffects) {
         for count in &effects.metrics {
             self.count_core_event(count);

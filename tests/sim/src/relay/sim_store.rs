@@ -1,4 +1,5 @@
-//! A store with what was handed over (`view`) and what a crash leaves (`durable`), which is always a prefix of it.
+//! A store with the written state (`view`) and the state that a crash leaves (`durable`), which
+//! is always a prefix of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,7 +22,8 @@ pub(crate) struct StoreState {
     pub(crate) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
     pub(crate) live: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) done: BTreeMap<TaskId, Arc<TaskRecord>>,
-    /// What retention took, as it was: nobody can load it, but what was said of it stays true.
+    /// Tasks that retention removed, in their last state: they cannot be loaded, but earlier
+    /// statements about them stay true.
     pub(crate) removed: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
@@ -54,7 +56,7 @@ impl StoreState {
         self.record(task)?.attempt(attempt)
     }
 
-    /// By the attempt alone; a walk, so for rare messages only.
+    /// By the attempt alone. A linear search, so for rare messages only.
     pub(crate) fn find_attempt(&self, attempt: AttemptId) -> Option<&AttemptRecord> {
         let records = self.live.values().chain(self.done.values());
         let records = records.chain(self.removed.values());
@@ -130,7 +132,7 @@ impl StoreState {
         }
     }
 
-    /// What the shell hands to the core at boot.
+    /// The state that the shell passes to the core at boot.
     pub(crate) fn recovered_state(&self) -> RecoveredState {
         let mut recovered = RecoveredState {
             daemons: self.daemons.values().cloned().collect(),
@@ -198,7 +200,7 @@ impl StoredTasks for StoreState {
 }
 
 impl SimStore {
-    /// Visible at once, durable later. Each change of a record is judged here.
+    /// Visible at once, durable later. Each change of a record is checked here.
     pub(crate) fn apply_checked(&mut self, write: &RecordChange) {
         record_change::check_record_change(&self.view, write);
         self.view.apply(write);
@@ -229,7 +231,7 @@ impl SimStore {
         self.backups.len()
     }
 
-    /// A backup takes the place of the data; everything since is gone, and so are the backups of it.
+    /// A backup replaces the data; everything since is lost, including later backups.
     pub(crate) fn restore_backup(&mut self, copy: usize) {
         self.backups.truncate(copy + 1);
         if let Some(copy) = self.backups.last() {
@@ -242,7 +244,7 @@ impl SimStore {
         self.pending.len()
     }
 
-    /// The process is gone: this many more appends had reached the disk, the rest never will.
+    /// The process has ended: `kept` more appends had reached the disk, the rest is lost.
     pub(crate) fn crash(&mut self, kept: usize) {
         let kept: Vec<_> = self.pending.drain(..).take(kept).collect();
         for (_, writes) in kept {

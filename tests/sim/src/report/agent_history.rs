@@ -1,4 +1,4 @@
-//! What agents without a daemon ask and are told, in the words of histories.
+//! Calls of agents without a daemon and their answers, in the format of histories.
 
 use baton_core::commands::EndAttempt;
 use baton_core::goal::progress::GoalReport;
@@ -19,7 +19,7 @@ impl Simulation {
                 .record_observation(&who, || Observation::Sent {
                     task: re.task.to_string(),
                     attempt: re.attempt.to_string(),
-                    // Calls are not numbered as frames are.
+                    // Calls have no sequence number, unlike frames.
                     seq: 0,
                     word: terminal_word(verb).to_owned(),
                 }),
@@ -107,7 +107,7 @@ impl Simulation {
         }
     }
 
-    /// What is kept of a task's goal in the end.
+    /// The stored progress and checkpoints of a task at the end.
     pub(crate) fn goal_observation(&self, record: &TaskRecord) -> Observation {
         let durable = &self.relay.store.durable;
         let progress = durable.progress.get(&record.task);

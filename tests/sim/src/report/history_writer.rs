@@ -1,5 +1,6 @@
-//! A seed's history in the words of `baton-history`, from the places of its clients, daemons, children and relay: the same judge looks at it as at
-//! real processes. Off unless somebody asks for a history; it changes nothing of what happens.
+//! A seed's history in the format of `baton-history`, from the views of its clients, daemons,
+//! children and relay, so that the same checker applies as for real processes. Off unless a
+//! history is requested; it does not affect the simulation.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::options::SimulationOptions;
 use crate::relay::sim_reply::{RequestId, SimOutcome, SimReply};
 use crate::simulation::Simulation;
 
-/// What was seen so far, and which watch of a task is open.
+/// The observations so far, and the open watch of each task.
 #[derive(Debug, Default)]
 pub(crate) struct HistoryWriter {
     lines: BTreeMap<String, Vec<HistoryLine>>,
@@ -25,8 +26,8 @@ pub(crate) struct HistoryWriter {
     watches_opened: u64,
 }
 
-/// What everybody saw under this seed. None for seeds in which data of an earlier time take the place of the relay's: what was acknowledged
-/// in between may be gone then, and a history does not say how much.
+/// The observations of all participants under this seed. None for seeds with imports:
+/// acknowledged data may be lost then, and a history does not record how much.
 pub fn record_history(seed: u64) -> Option<History> {
     let options = SimulationOptions::from_seed(seed);
     if options.imports {
@@ -69,7 +70,7 @@ impl Simulation {
             SimClientRequest::Progress(task, _) => {
                 (ClientOperation::Progress, Some(task.to_string()))
             }
-            // What agents ask is written down where they do.
+            // Agents' calls are recorded separately.
             SimClientRequest::ForeignTask
             | SimClientRequest::Answer(..)
             | SimClientRequest::AgentCall(_)
@@ -168,7 +169,7 @@ impl Simulation {
         match message {
             DaemonMessage::Dispatch(dispatch) => {
                 self.record_observation(&who, || Observation::Offered {
-                    // Which daemons may serve whom is judged at each offer.
+                    // Which daemons may serve which tenant is checked at each offer.
                     tenant: "*".to_owned(),
                     task: dispatch.to.task.to_string(),
                     attempt: dispatch.to.attempt.to_string(),
@@ -242,7 +243,7 @@ impl Simulation {
         });
     }
 
-    /// A relay that went away ends all watches.
+    /// A relay that ended closes all watches.
     pub(crate) fn close_recorded_watches(&mut self) {
         if let Some(witness) = &mut self.history_writer {
             witness.watches.clear();
@@ -275,7 +276,7 @@ impl Simulation {
         self.record_observation("watchers", || Observation::Watched { watch, event });
     }
 
-    /// What is durable in the end.
+    /// The durable state at the end.
     pub(crate) fn record_final_state(&mut self) {
         if self.history_writer.is_none() {
             return;
@@ -303,7 +304,7 @@ impl Simulation {
     }
 }
 
-/// What came of a call, in whosever's words.
+/// The answer to a call, for any participant.
 pub(crate) fn answer_observation(
     call: u64,
     outcome: CallOutcome,

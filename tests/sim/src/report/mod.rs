@@ -1,5 +1,5 @@
-//! What a run tells about itself: its counts, its trace text, and its history in the format of baton-history.
-//! Nothing here changes what happens under a seed.
+//! Reports of a run: its counts, its trace text, and its history in the format of
+//! baton-history. Nothing here affects the simulation.
 
 pub(crate) mod agent_history;
 pub(crate) mod history_writer;

@@ -1,4 +1,4 @@
-//! What a run has seen: a run in which nothing went wrong proves nothing.
+//! Counters of a run: a run without faults proves nothing.
 
 use std::ops::AddAssign;
 

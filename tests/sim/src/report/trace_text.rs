@@ -1,4 +1,4 @@
-//! How inputs, writes and messages look in a trace: short, and the same for the same seed.
+//! Text of inputs, writes and messages in a trace: short, and the same for the same seed.
 
 use baton_core::io::command::CoreInput;
 use baton_core::io::effects::RecordChange;

@@ -60,12 +60,7 @@ impl AcpAdapter {
                 self.turn
                     .push_output(OutputKind::System, true, update.to_string(), None, out)
             }
-            "notice" => {
-                let text = [text_at(update, "/title"), text_at(update, "/description")].join("\n");
-                let text = text.trim().to_owned();
-                self.turn
-                    .push_output(OutputKind::System, true, text, None, out);
-            }
+            "notice" => self.on_notice(update, out),
             // Properties and offers of the session. Some come right after the response that
             // opens it, when the prompt has just been written.
             "user_message_chunk"
@@ -86,6 +81,12 @@ impl AcpAdapter {
                 .turn
                 .push_output(OutputKind::Opaque, false, json, None, out),
         }
+    }
+
+    fn on_notice(&mut self, update: &Value, out: &mut Vec<AgentEvent>) {
+        let text = [text_at(update, "/title"), text_at(update, "/description")].join("\n");
+        self.turn
+            .push_output(OutputKind::System, true, text.trim(), None, out);
     }
 
     /// Content other than text is shown but is not part of the result.

@@ -4,6 +4,7 @@
 //! (`stated_outcomes`) and the rest from the raw lines (`raw_lines`). Both must find the same
 //! phases, tools, inputs, usage and outcome of every turn.
 
+mod claude_lines;
 mod codex_lines;
 mod nonsense_lines;
 mod raw_lines;

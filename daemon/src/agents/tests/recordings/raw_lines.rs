@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::claude_lines::{claude_block, claude_request};
 use super::codex_lines::{CAMEL, SNAKE, codex_item, codex_request, codex_tokens};
 use super::turn_facts::StatedOutcome;
 use crate::agents::outcome::turn_usage::{DollarAmount, TokenCounts};
@@ -412,50 +413,6 @@ pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
             !own && !of_session.contains(&update)
         }
     }
-}
-
-fn claude_block(role: &str, block: &Value) -> Vec<LineFact> {
-    let id = |path| text_field(block, path).to_owned();
-    match text_field(block, "/type") {
-        "text" if role == "assistant" => visible_text(text_field(block, "/text")),
-        "tool_use" | "server_tool_use" | "mcp_tool_use" => {
-            vec![
-                LineFact::ToolBegan(id("/id"), id("/name")),
-                LineFact::Visible,
-            ]
-        }
-        kind if kind.ends_with("tool_result") => {
-            let failed = block["is_error"] == true;
-            vec![
-                LineFact::Visible,
-                LineFact::ToolEnded(id("/tool_use_id"), failed),
-            ]
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn claude_request(line: &Value) -> Vec<LineFact> {
-    let request = (
-        text_field(line, "/request/subtype"),
-        text_field(line, "/request/tool_name"),
-    );
-    let what = match request {
-        ("can_use_tool", "AskUserQuestion") => {
-            let asked = items(line, "/request/input/questions").len();
-            format!("questions({asked})")
-        }
-        ("can_use_tool", name) => format!("permission({name})"),
-        ("elicitation", _) => match elicited(&line["request"]) {
-            Some(what) => what,
-            None => return Vec::new(),
-        },
-        _ => return Vec::new(),
-    };
-    vec![LineFact::Asked(
-        text_field(line, "/request_id").to_owned(),
-        what,
-    )]
 }
 
 /// A form to fill in, a form that asks for a yes or no, or a URL to visit, which is not asked.

@@ -1,8 +1,8 @@
 //! Runs seeds until one fails or all are done.
 //!
-//! `baton-sim --seeds 100000`, `baton-sim --seed 42`; `baton-sim --trace 42` tells everything that happened under one.
-//! `baton-sim mutants`, in a build of the feature `mutants`, breaks the core in each way that has a name and fails if one
-//! of them is not found.
+//! `baton-sim --seeds 100000`, `baton-sim --seed 42`; `baton-sim --trace 42` prints the trace
+//! of one seed. `baton-sim mutants`, in a build with the feature `mutants`, activates each
+//! mutant of the cores and fails if one of them is not detected.
 
 #![expect(
     clippy::print_stdout,
@@ -29,10 +29,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Broken promises are panics; they are told as results.
+    // Violated promises are panics; they are reported as results.
     std::panic::set_hook(Box::new(|_| {}));
     if let Some(name) = &args.mutant
-        && let Err(why) = mutant_table::choose(name)
+        && let Err(why) = mutant_table::activate_by_name(name)
     {
         eprintln!("{why}");
         return ExitCode::from(2);
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             true
         }
         SimCommand::SearchMutants => {
-            mutant_table::hunt_all(args.seed_count, args.mutant.as_deref())
+            mutant_table::search_all(args.seed_count, args.mutant.as_deref())
         }
         SimCommand::RunSeeds => run_seeds(&args),
     };
@@ -68,7 +68,7 @@ fn run_seeds(args: &SimArgs) -> bool {
             }
             Err(failure) => {
                 progress.clear_bar();
-                println!("{failure}\nagain, in full: baton-sim --trace {seed}");
+                println!("{failure}\nfull trace: baton-sim --trace {seed}");
                 return false;
             }
         }

@@ -1,33 +1,34 @@
-//! The test of the test: a table of all breakages, how many seeds each needed, and what gave it away.
+//! The test of the tests: a table of all mutants, the seeds that each needed, and the violated
+//! promise.
 
 #[cfg(feature = "mutants")]
-pub(crate) use with::{choose, hunt_all};
+pub(crate) use with::{activate_by_name, search_all};
 #[cfg(not(feature = "mutants"))]
-pub(crate) use without::{choose, hunt_all};
+pub(crate) use without::{activate_by_name, search_all};
 
 #[cfg(feature = "mutants")]
 mod with {
     use baton_sim::mutant_search::{CoreMutant, MutantSearchResult, activate, search_mutant};
 
-    /// How much of a failure the table shows.
+    /// Characters of a failure that the table shows.
     const SHOWN: usize = 70;
 
-    /// Breaks the cores of this thread for whatever is run next.
-    pub(crate) fn choose(name: &str) -> Result<(), String> {
+    /// Activates a mutant on this thread for the following run.
+    pub(crate) fn activate_by_name(name: &str) -> Result<(), String> {
         let mutant =
-            CoreMutant::from_name(name).ok_or_else(|| format!("there is no mutant {name:?}"))?;
+            CoreMutant::from_name(name).ok_or_else(|| format!("no such mutant: {name:?}"))?;
         activate(Some(mutant));
         Ok(())
     }
 
-    /// False if one of them survives, or if a seed fails that no mutant is to blame for.
-    pub(crate) fn hunt_all(seeds: u64, only: Option<&str>) -> bool {
+    /// False if one of them survives, or if a seed fails without a mutant.
+    pub(crate) fn search_all(seeds: u64, only: Option<&str>) -> bool {
         let only = only.map(CoreMutant::from_name);
         let chosen = CoreMutant::all().filter(|mutant| only.is_none_or(|one| one == Some(*mutant)));
-        let (mut hunted, mut bad) = (0, 0);
-        println!("{:<24} {:>5}  given away by", "mutant", "seeds");
+        let (mut searched, mut bad) = (0, 0);
+        println!("{:<24} {:>5}  detected by", "mutant", "seeds");
         for mutant in chosen {
-            hunted += 1;
+            searched += 1;
             let name = mutant.to_string();
             match search_mutant(mutant, seeds) {
                 MutantSearchResult::Detected {
@@ -47,7 +48,7 @@ mod with {
                 }
             }
         }
-        println!("{hunted} mutants, {bad} not found within {seeds} seeds");
+        println!("{searched} mutants, {bad} not detected within {seeds} seeds");
         bad == 0
     }
 }
@@ -57,11 +58,11 @@ mod without {
     const WHY: &str = "this build has no mutants; with them: \
                        cargo run --release -p baton-sim --features mutants -- mutants";
 
-    pub(crate) fn choose(_name: &str) -> Result<(), String> {
+    pub(crate) fn activate_by_name(_name: &str) -> Result<(), String> {
         Err(WHY.to_owned())
     }
 
-    pub(crate) fn hunt_all(_seeds: u64, _only: Option<&str>) -> bool {
+    pub(crate) fn search_all(_seeds: u64, _only: Option<&str>) -> bool {
         eprintln!("{WHY}");
         false
     }

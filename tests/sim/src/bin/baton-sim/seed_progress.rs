@@ -1,4 +1,4 @@
-//! How far a run is and how fast it goes: a bar on a terminal, a line now and then elsewhere.
+//! Progress and speed of a run: a bar on a terminal, otherwise a line from time to time.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -47,17 +47,17 @@ impl SeedProgress {
             self.seeds_total,
             self.steps_per_second(steps),
         );
-        let told = format!("{done} of {of} seeds, {rate} steps/s, {failed} failed");
+        let status = format!("{done} of {of} seeds, {rate} steps/s, {failed} failed");
         if self.is_bar {
             let full = usize::try_from(done * BAR_WIDTH as u64 / of.max(1)).unwrap_or(BAR_WIDTH);
             let (full, empty) = ("#".repeat(full), "-".repeat(BAR_WIDTH.saturating_sub(full)));
-            eprint!("\r[{full}{empty}] {told}\x1b[K");
+            eprint!("\r[{full}{empty}] {status}\x1b[K");
         } else {
-            eprintln!("{told}");
+            eprintln!("{status}");
         }
     }
 
-    /// Something else is going to be printed: the bar makes room.
+    /// Clears the bar before other output.
     pub(crate) fn clear_bar(&self) {
         if self.is_bar {
             eprint!("\r\x1b[K");

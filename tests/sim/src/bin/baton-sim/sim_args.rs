@@ -1,13 +1,14 @@
 //! The command line.
 
 pub(crate) const USAGE: &str = "\
-baton-sim [--seeds N] [--from S] [--all]   run N seeds from S on, 1000 from 0; --all goes on after a failure
+baton-sim [--seeds N] [--from S] [--all]   run N seeds from S on, 1000 from 0; --all continues after a failure
 baton-sim --seed S                         run this seed
-baton-sim --trace S                        tell everything that happens under this seed
-baton-sim mutants [--seeds N]              break the core on purpose, in each way N times at most
-          --mutant NAME                    break it in this way, with any of the above";
+baton-sim --trace S                        print the trace of this seed
+baton-sim mutants [--seeds N]              search each mutant of the cores, in at most N seeds
+          --mutant NAME                    activate this mutant, with any of the above";
 
-/// Seeds that each mutant has to be found in. The rarest of them needs some hundreds.
+/// Number of seeds within which each mutant must be detected. The rarest one needs some
+/// hundreds.
 const MUTANT_SEEDS: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) struct SimArgs {
 }
 
 impl SimArgs {
-    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut args = Self {
             command: SimCommand::RunSeeds,
             seed_count: 0,
@@ -35,20 +36,21 @@ impl SimArgs {
             continue_after_failure: false,
             mutant: None,
         };
-        while let Some(word) = words.next() {
-            match word.as_str() {
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
                 "mutants" => args.command = SimCommand::SearchMutants,
                 "--all" => args.continue_after_failure = true,
-                "--seeds" => args.seed_count = parse_number(&word, words.next())?,
-                "--from" => args.first_seed = parse_number(&word, words.next())?,
+                "--seeds" => args.seed_count = parse_number(&argument, arguments.next())?,
+                "--from" => args.first_seed = parse_number(&argument, arguments.next())?,
                 "--seed" => {
-                    (args.first_seed, args.seed_count) = (parse_number(&word, words.next())?, 1)
+                    (args.first_seed, args.seed_count) =
+                        (parse_number(&argument, arguments.next())?, 1)
                 }
                 "--trace" => {
-                    args.command = SimCommand::TraceSeed(parse_number(&word, words.next())?)
+                    args.command = SimCommand::TraceSeed(parse_number(&argument, arguments.next())?)
                 }
-                "--mutant" => args.mutant = Some(words.next().ok_or("--mutant needs a name")?),
-                _ => return Err(format!("what is {word:?}?")),
+                "--mutant" => args.mutant = Some(arguments.next().ok_or("--mutant needs a name")?),
+                _ => return Err(format!("unknown argument {argument:?}")),
             }
         }
         if args.seed_count == 0 {
@@ -61,7 +63,7 @@ impl SimArgs {
     }
 }
 
-fn parse_number(option: &str, word: Option<String>) -> Result<u64, String> {
-    let number = word.and_then(|word| word.replace('_', "").parse().ok());
+fn parse_number(option: &str, argument: Option<String>) -> Result<u64, String> {
+    let number = argument.and_then(|argument| argument.replace('_', "").parse().ok());
     number.ok_or_else(|| format!("{option} needs a number"))
 }
