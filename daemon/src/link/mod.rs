@@ -8,17 +8,16 @@ use baton_daemon_core::reconnect_delay;
 use baton_daemon_core::reconnect_delay::ReconnectState;
 use baton_daemon_core::reconnect_urgency::ReconnectUrgency;
 use baton_proto::MAX_WIRE_BYTES;
-use baton_proto::codes::refusals;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::relay_frame::Frame;
-use baton_proto::v1::{DaemonFrame, Goodbye, GoodbyeCode, Hello, RelayFrame, daemon_frame};
+use baton_proto::v1::{DaemonFrame, Hello, RelayFrame, daemon_frame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status, Streaming};
-use tracing::{debug, info, warn};
+use tonic::{Request, Streaming};
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::link::link_session::LinkSession;
@@ -26,9 +25,15 @@ use crate::supervisor::LinkEvent;
 
 pub(crate) mod link_session;
 mod relay_address;
+mod stream_outcome;
 
 pub use relay_address::LinkError;
 pub(crate) use relay_address::{endpoint, read_token};
+
+use stream_outcome::{
+    ReconnectPause, StreamOutcome, error_hint, full_error_text, lost, not_reached, on_goodbye,
+    on_status,
+};
 
 /// Longest time for connecting, and then again for the answer to Hello.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,42 +61,6 @@ pub(crate) struct RelayLink {
     pub(crate) last_token: Option<MetadataValue<Ascii>>,
     /// The supervisor is done: say no more, dial no more.
     pub(crate) finish: CancellationToken,
-}
-
-/// How one stream, or one try at it, ended.
-#[derive(Debug)]
-enum StreamOutcome {
-    /// The relay had said Welcome.
-    Lost(ReconnectPause),
-    NotReached(ReconnectPause),
-    /// Somebody else speaks for this daemon now.
-    Superseded(ReconnectPause),
-    /// The credential is not taken, or not any more.
-    Refused {
-        message: String,
-        welcomed: bool,
-    },
-    UnsupportedVersion {
-        message: String,
-    },
-    /// The supervisor is gone.
-    SupervisorGone,
-}
-
-/// Why there is no stream for a while, and how long at least the relay wants it so.
-#[derive(Debug)]
-struct ReconnectPause {
-    why: String,
-    retry_after: Option<Duration>,
-}
-
-impl ReconnectPause {
-    fn with_reason(why: impl Into<String>) -> Self {
-        Self {
-            why: why.into(),
-            retry_after: None,
-        }
-    }
 }
 
 impl RelayLink {
@@ -364,94 +333,8 @@ async fn drain_stream(stream: &mut Streaming<RelayFrame>) {
     while let Ok(Some(_)) = stream.message().await {}
 }
 
-fn lost(why: &str) -> StreamOutcome {
-    StreamOutcome::Lost(ReconnectPause::with_reason(why))
-}
-
-fn not_reached(why: impl Into<String>) -> StreamOutcome {
-    StreamOutcome::NotReached(ReconnectPause::with_reason(why))
-}
-
-fn stream_ended(welcomed: bool, pause: ReconnectPause) -> StreamOutcome {
-    if welcomed {
-        StreamOutcome::Lost(pause)
-    } else {
-        StreamOutcome::NotReached(pause)
-    }
-}
-
-fn on_status(status: &Status, welcomed: bool) -> StreamOutcome {
-    info!(code = ?status.code(), message = status.message(), "the stream ended");
-    let message = status.message().to_owned();
-    let detail = baton_proto::unpack_error_detail(status).unwrap_or_default();
-    if detail.code == refusals::VERSION_UNSUPPORTED {
-        return StreamOutcome::UnsupportedVersion { message };
-    }
-    match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => {
-            StreamOutcome::Refused { message, welcomed }
-        }
-        _ => {
-            let pause = ReconnectPause {
-                why: format!("the stream ended: {message}"),
-                retry_after: detail.retry_after_ms.map(Duration::from_millis),
-            };
-            stream_ended(welcomed, pause)
-        }
-    }
-}
-
-fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
-    info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
-    let pause = ReconnectPause {
-        why: format!("the relay said goodbye: {}", goodbye.message),
-        retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
-    };
-    match goodbye.code() {
-        GoodbyeCode::AuthExpired => StreamOutcome::Refused {
-            message: goodbye.message.clone(),
-            welcomed,
-        },
-        GoodbyeCode::VersionUnsupported => StreamOutcome::UnsupportedVersion {
-            message: goodbye.message.clone(),
-        },
-        GoodbyeCode::Superseded => StreamOutcome::Superseded(pause),
-        GoodbyeCode::Unspecified
-        | GoodbyeCode::Shutdown
-        | GoodbyeCode::Draining
-        | GoodbyeCode::ProtocolError
-        | GoodbyeCode::IdleTimeout
-        | GoodbyeCode::Busy
-        | GoodbyeCode::Disconnected
-        | GoodbyeCode::TooManyDaemons
-        | GoodbyeCode::Restarting => stream_ended(welcomed, pause),
-    }
-}
-
-/// What to look at, where the cause tells.
-fn error_hint(error: &str) -> &'static str {
-    if error.contains("certificate") {
-        "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
-    } else {
-        ""
-    }
-}
-
-/// tonic's transport errors say the useful part in their sources.
-fn full_error_text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use baton_proto::v1::ErrorDetail;
-
     use super::*;
 
     #[test]
@@ -464,44 +347,5 @@ mod tests {
         assert_eq!(patience(Some(600)), (10, 10));
         assert_eq!(patience(Some(16)), (4, 8));
         assert_eq!(patience(Some(2)), (1, 4));
-    }
-
-    #[test]
-    fn a_superseded_daemon_is_told_apart_from_one_that_lost_its_stream() {
-        let goodbye = |code: GoodbyeCode| Goodbye {
-            code: code.into(),
-            retry_after_ms: Some(7),
-            ..Goodbye::default()
-        };
-        let wish = Some(Duration::from_millis(7));
-        let superseded = on_goodbye(&goodbye(GoodbyeCode::Superseded), true);
-        assert!(
-            matches!(&superseded, StreamOutcome::Superseded(pause) if pause.retry_after == wish),
-            "{superseded:?}"
-        );
-        let busy = on_goodbye(&goodbye(GoodbyeCode::Busy), false);
-        assert!(
-            matches!(&busy, StreamOutcome::NotReached(pause) if pause.retry_after == wish),
-            "{busy:?}"
-        );
-    }
-
-    #[test]
-    fn a_relay_without_a_common_version_is_not_dialed_again() {
-        let detail = ErrorDetail {
-            code: refusals::VERSION_UNSUPPORTED.to_owned(),
-            ..ErrorDetail::default()
-        };
-        let packed = baton_proto::pack_error_detail(Code::FailedPrecondition, "version", &detail);
-        let refused = Status::with_details(Code::FailedPrecondition, "version", packed);
-        assert!(matches!(
-            on_status(&refused, false),
-            StreamOutcome::UnsupportedVersion { .. }
-        ));
-        let other = Status::with_details(Code::FailedPrecondition, "other", Default::default());
-        assert!(!matches!(
-            on_status(&other, false),
-            StreamOutcome::UnsupportedVersion { .. }
-        ));
     }
 }

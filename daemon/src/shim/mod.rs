@@ -15,10 +15,10 @@ mod descendants;
 pub mod framing;
 mod inherited_state;
 pub(crate) mod lease_message;
+mod notices;
 mod output_recorder;
 mod peer_check;
-mod report_delivery;
-mod report_file;
+mod report;
 mod server;
 mod stdin_queue;
 
@@ -34,7 +34,7 @@ use child_process::not_started_report;
 use daemon_connection::DaemonConnection;
 use server::ShimServer;
 
-pub use report_file::read_report;
+pub use report::read_report;
 
 /// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
 pub const SHIM_ARGUMENT: &str = "__shim";

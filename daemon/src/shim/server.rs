@@ -8,10 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use baton_proto::codes;
-use baton_proto::worker::{
-    EndedBy, FromShim, Greeting, Grown, LeaseKept, Presence, Refused, Report, StdinDone, ToShim,
-    from_shim, to_shim,
-};
+use baton_proto::worker::{EndedBy, Greeting, Refused, Report, ToShim, from_shim, to_shim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -20,9 +17,9 @@ use super::boottime_timer::BoottimeTimer;
 use super::child_process::{ChildProcess, not_started, not_started_report};
 use super::daemon_connection::{ConnectionClosed, DaemonConnection, PendingNotice};
 use super::descendants;
+use super::notices::{ReportedFacts, common_version, notice_message, wrap_message};
 use super::peer_check::may_connect;
-use super::report_delivery;
-use super::report_file::ReportFile;
+use super::report::{self, ReportFile};
 use super::stdin_queue::{StdinQueue, StdinQueueFull};
 use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, SPOOL_DIR};
 use crate::clock::{BootTime, Clock};
@@ -64,17 +61,6 @@ impl Default for ShimState {
     fn default() -> Self {
         Self::Idle(StdinQueue::default())
     }
-}
-
-/// What a connected daemon is told when it changes.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct ReportedFacts {
-    started: bool,
-    end: u64,
-    stdin_done: StdinDone,
-    spool_fails: bool,
-    /// Of the lease.
-    lease_limit: Option<BootTime>,
 }
 
 /// What a wait has found ready.
@@ -359,35 +345,11 @@ impl ShimServer {
         let ShimState::Running(charge) = &self.state else {
             return;
         };
-        let facts = ReportedFacts {
-            started: true,
-            end: charge.recorder.end(),
-            stdin_done: charge.stdin.done(),
-            spool_fails: charge.recorder.failure().is_some(),
-            lease_limit: Some(charge.lifecycle.lease().limit),
-        };
-        let changes = [
-            (
-                PendingNotice::Started,
-                facts.started != self.reported.started,
-            ),
-            (
-                PendingNotice::StdinDone,
-                facts.stdin_done != self.reported.stdin_done,
-            ),
-            (
-                PendingNotice::SpoolFailed,
-                facts.spool_fails && !self.reported.spool_fails,
-            ),
-            (
-                PendingNotice::LeaseKept,
-                facts.lease_limit != self.reported.lease_limit,
-            ),
-            (PendingNotice::Grown, facts.end != self.reported.end),
-        ];
+        let facts = ReportedFacts::of_child(charge);
+        let changes = facts.changes_since(&self.reported);
         if let Some(peer) = &mut self.daemon {
-            for (owed, _) in changes.into_iter().filter(|(_, changed)| *changed) {
-                peer.queue_notice(owed);
+            for notice in changes {
+                peer.queue_notice(notice);
             }
         }
         self.reported = facts;
@@ -399,7 +361,11 @@ impl ShimServer {
             let Some(owed) = peer.next_notice() else {
                 return;
             };
-            if let Some(message) = notice_message(owed, &self.state, peer.version) {
+            let charge = match &self.state {
+                ShimState::Running(charge) => Some(&**charge),
+                ShimState::Idle(_) | ShimState::Ended(..) => None,
+            };
+            if let Some(message) = notice_message(owed, charge, peer.version) {
                 peer.push_message(&wrap_message(message));
             }
         }
@@ -417,18 +383,18 @@ impl ShimServer {
             state,
             ..
         } = self;
-        let ShimState::Ended(report, charge) = state else {
+        let ShimState::Ended(final_report, charge) = state else {
             return Ok(());
         };
-        let kept = report_delivery::store_report(&place, &report, || {
-            report_delivery::close_listener(listener);
+        let kept = report::store_report(&place, &final_report, || {
+            report::close_listener(listener);
             if let Some(charge) = &charge {
                 charge.recorder.sync();
             }
         });
-        let is_empty = report.empty;
+        let is_empty = final_report.empty;
         if let Some(peer) = peer {
-            report_delivery::send_report(peer, report, &clock);
+            report::send_report(peer, final_report, &clock);
         }
         if !is_empty {
             descendants::kill_all_descendants();
@@ -444,72 +410,6 @@ fn never_launched(why: &str, now: BootTime) -> ShimState {
         not_started_report("", EndedBy::Order, not_started, now),
         None,
     )
-}
-
-fn wrap_message(message: from_shim::Message) -> FromShim {
-    FromShim {
-        message: Some(message),
-    }
-}
-
-/// The highest version that both speak.
-fn common_version(greeting: &Greeting) -> Option<u32> {
-    let highest = greeting.highest_version.min(HIGHEST_VERSION);
-    (highest >= greeting.lowest_version.max(LOWEST_VERSION)).then_some(highest)
-}
-
-/// The newest word on what is owed.
-fn notice_message(
-    owed: PendingNotice,
-    state: &ShimState,
-    version: u32,
-) -> Option<from_shim::Message> {
-    use from_shim::Message;
-    let ShimState::Running(charge) = state else {
-        return match owed {
-            PendingNotice::Presence => Some(Message::Presence(presence(version, None))),
-            PendingNotice::Started
-            | PendingNotice::StdinDone
-            | PendingNotice::SpoolFailed
-            | PendingNotice::LeaseKept
-            | PendingNotice::Grown => None,
-        };
-    };
-    Some(match owed {
-        PendingNotice::Presence => Message::Presence(presence(version, Some(charge))),
-        PendingNotice::Started => Message::Started(charge.started()),
-        PendingNotice::StdinDone => Message::StdinDone(charge.stdin.done()),
-        PendingNotice::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
-        PendingNotice::LeaseKept => Message::LeaseKept(LeaseKept {
-            limit_ms: charge.lifecycle.lease().limit.as_millis(),
-        }),
-        PendingNotice::Grown => Message::Grown(Grown {
-            end: charge.recorder.end(),
-        }),
-    })
-}
-
-fn presence(version: u32, charge: Option<&ChildProcess>) -> Presence {
-    let own = Presence {
-        version,
-        shim_pid: std::process::id().cast_signed(),
-        says_lease_kept: true,
-        ..Presence::default()
-    };
-    let Some(charge) = charge else {
-        return own;
-    };
-    Presence {
-        attempt_id: charge.attempt_id.clone(),
-        started: Some(charge.started()),
-        transcript_end: charge.recorder.end(),
-        consumed: charge.recorder.consumed(),
-        stdin_done: charge.stdin.done().id,
-        lease: Some(super::lease_message::to_message(charge.lifecycle.lease())),
-        token: charge.token.clone(),
-        spool_failed: charge.recorder.failure().cloned(),
-        ..own
-    }
 }
 
 /// Only the owner may connect. The path is relative: an absolute one may be longer than a socket's can be.

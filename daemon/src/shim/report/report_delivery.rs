@@ -8,10 +8,10 @@ use std::time::Duration;
 use baton_proto::worker::{FromShim, Report, from_shim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::SOCKET_FILE;
-use super::daemon_connection::DaemonConnection;
-use super::report_file::ReportFile;
+use super::ReportFile;
 use crate::clock::Clock;
+use crate::shim::SOCKET_FILE;
+use crate::shim::daemon_connection::DaemonConnection;
 
 /// How long the last message may take to leave. The same report is on the disk.
 const REPORT_SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const POLL_PAUSE: Timespec = Timespec {
 
 /// Writes the report, does `between`, and returns when the report is on the disk. What `between` syncs is there by then,
 /// so that no result survives a power cut that its output does not.
-pub(super) fn store_report(
+pub(in crate::shim) fn store_report(
     place: &ReportFile,
     report: &Report,
     between: impl FnOnce(),
@@ -34,14 +34,14 @@ pub(super) fn store_report(
 }
 
 /// Whoever comes from now on finds nobody, and the report in the shim's place.
-pub(super) fn close_listener(listener: UnixListener) {
+pub(in crate::shim) fn close_listener(listener: UnixListener) {
     // A name that stays leads to nobody all the same.
     let _ = std::fs::remove_file(SOCKET_FILE);
     drop(listener);
 }
 
 /// Tells the daemon, if it takes it in time.
-pub(super) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
+pub(in crate::shim) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
     let until = clock.now().after(REPORT_SEND_TIMEOUT);
     peer.push_message(&FromShim {
         message: Some(from_shim::Message::Report(report)),
