@@ -57,7 +57,7 @@ use machine::control_groups::ControlGroups;
 use process::adopt_orphans;
 use storage::daemon_identity::DaemonIdentity;
 use storage::daemon_storage::DaemonStorage;
-use supervisor::{Supervisor, adoption};
+use supervisor::{StatusChannels, Supervisor, adoption};
 use tools::ToolSocket;
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
@@ -178,9 +178,12 @@ impl Daemon {
             last_token: None,
             finish: finish.clone(),
         };
+        let published = StatusChannels {
+            reconnect_urgency: at_stake,
+            status,
+        };
         let mut supervisor =
-            Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
-        supervisor.set_agent_programs(found);
+            Supervisor::new(&config, identity, storage, workshop, found, published)?;
         supervisor.adopt_all(adopted);
         let supervised = async {
             let result = supervisor.run(link_events, asked, stop).await;

@@ -6,10 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::{ArtifactReceipt, WorkspaceReport};
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
-use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use super::{AgentSummary, AttemptEvent, AttemptTask, MissingOutput, ShimParting, StopRequest};
+use super::{AgentSummary, AttemptEvent, AttemptTask, MissingOutput, ShimParting};
 use crate::agents::{AttemptVerdict, judge_ending};
 use crate::clock::BootTime;
 use crate::deadlines::DeadlineKind;
@@ -203,19 +202,6 @@ fn report_end_time(report: &Report) -> Option<ChildEndTime> {
     })
 }
 
-/// Resolves when nobody wants a result any more.
-async fn wait_until_unwanted(orders: &mut watch::Receiver<Option<StopRequest>>) -> StopRequest {
-    loop {
-        let ordered = *orders.borrow_and_update();
-        if let Some(stop) = ordered.filter(|stop| stop.result_unwanted) {
-            return stop;
-        }
-        if orders.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
 /// What a shim has left.
 enum ShimFindings {
     Report(Box<Report>),
@@ -288,10 +274,9 @@ impl AttemptTask {
             Some(_) => FILE_CHECK_LIMIT_STOPPED,
         };
         info!(attempt_id = %self.id, "looking at the files that it has to leave");
-        let mut orders = self.channels.stop.clone();
         let stop = tokio::select! {
             biased;
-            stop = wait_until_unwanted(&mut orders) => stop,
+            stop = self.control.result_unwanted() => stop,
             found = files.inspect(limit) => {
                 ending.artifacts = found;
                 return;

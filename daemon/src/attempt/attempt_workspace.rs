@@ -127,21 +127,17 @@ impl AttemptTask {
     /// Resolves when it is not to start any more.
     async fn wait_until_called_off(&mut self) -> EndCause {
         loop {
-            if self.channels.stop.borrow_and_update().is_some() {
+            let orders = self.control.apply_orders();
+            if orders.stop.is_some() {
                 return EndCause::Stopped;
             }
-            let limit = self
-                .channels
-                .lease
-                .borrow_and_update()
-                .map(|lease| lease.limit());
+            let limit = orders.lease.map(|lease| lease.limit());
             let now: BootTime = self.environment.clock.now();
             if limit.is_some_and(|limit| limit <= now) {
                 return EndCause::LeaseEnded;
             }
             tokio::select! {
-                Ok(()) = self.channels.stop.changed() => {}
-                Ok(()) = self.channels.lease.changed() => {}
+                () = self.control.stop_or_lease_changed() => {}
                 () = self.environment.clock.sleep_until_some(limit) => {}
             }
         }

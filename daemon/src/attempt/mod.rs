@@ -7,251 +7,67 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon_core::lease_clock::LeaseClock;
-use baton_proto::v1::{LeaseToken, ResumeContext, WorkspaceReport};
+use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{Report, Stdin};
-use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::clock::{BootTime, Clock};
 use crate::deadlines::phase_order::OneTimePhase;
-use crate::deadlines::{DeadlineKind, DeadlineLimits};
-use crate::machine::control_groups::ControlGroups;
-use crate::outbox::OutputCutReason;
 use crate::process::{
-    ATTEMPT_MARKER, ChildSpec, ProcessId, TerminationOutcome, kill_by_marker, kill_descendants,
-    kill_shim_tree,
+    ATTEMPT_MARKER, ProcessId, TerminationOutcome, kill_by_marker, kill_descendants, kill_shim_tree,
 };
 use crate::receipts::RequiredFiles;
 use crate::shim::SPOOL_DIR;
-use crate::shim::client::{self, ShimConnection, ShimMarkers, ShimProgram};
-use crate::tools::ToolGrant;
+use crate::shim::client::{self, ShimConnection, ShimMarkers};
 use crate::workspace;
 
 mod agent_session;
+mod attempt_control;
 mod attempt_ending;
+mod attempt_event;
+mod attempt_plan;
 mod attempt_workspace;
 mod lease_file;
-mod output_coalescer;
 mod required_file_check;
 mod resume_file;
 mod shim_connection;
 mod shim_contact;
 mod shim_descendants;
 mod spool_batch_reader;
-mod stderr_tail;
 mod transcript_reader;
 mod turn_interrupt;
 
 pub(crate) use agent_session::{AgentNotice, AgentSession, AgentSummary, InputResponse};
+#[cfg(test)]
+pub(crate) use attempt_control::ANSWER_QUEUE;
+pub(crate) use attempt_control::{
+    AttemptControl, AttemptControlReceiver, LeaseDelivery, StopRequest,
+};
 pub(crate) use attempt_ending::{AttemptEnding, EndCause};
+pub(crate) use attempt_event::AttemptEvent;
+pub(crate) use attempt_plan::{
+    AttemptEnvironment, AttemptPlan, AttemptRunInput, ChildStdin, ShimContact,
+};
 pub(crate) use attempt_workspace::clean_up_unused;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
-pub(crate) use output_coalescer::CoalescedChunk;
 pub(crate) use resume_file::RESUME_FILE;
 pub(crate) use shim_contact::{ContactOutcome, ReachedShim, contact_shim};
 use shim_descendants::ShimDescendants;
 use spool_batch_reader::SpoolBatchReader;
 use transcript_reader::MissingOutput;
-pub(crate) use transcript_reader::{EventProgress, TranscriptReader};
+pub(crate) use transcript_reader::{CoalescedChunk, EventProgress, TranscriptReader};
 
 /// The prompt is the first thing on a command's stdin.
 const PROMPT_MESSAGE_ID: u64 = 1;
 
-/// What to run and under which limits.
-#[derive(Clone, Debug)]
-pub(crate) struct AttemptPlan {
-    pub(crate) attempt_id: String,
-    pub(crate) task_id: String,
-    pub(crate) workspace: workspace::WorkspacePlan,
-    /// Its working directory is the agent's word for it; what it is started in is found when the workspace is.
-    pub(crate) child: ChildSpec,
-    pub(crate) stdin: ChildStdin,
-    pub(crate) deadlines: DeadlineLimits,
-    /// From TERM to KILL.
-    pub(crate) cleanup_term: Duration,
-    /// What its agent may say through tools, where it has some.
-    pub(crate) tools: Option<ToolGrant>,
-    /// What it has to leave.
-    pub(crate) required_files: Option<RequiredFiles>,
-    /// What a command is told of the attempts before it.
-    pub(crate) resume: Option<ResumeContext>,
-}
-
-/// What goes to the child's stdin, and so how it is understood.
-#[derive(Clone, Debug)]
-pub(crate) enum ChildStdin {
-    /// All at once; what comes back is output.
-    Prompt(Bytes),
-    /// A coding agent is talked to.
-    AgentSession(Box<AgentSession>),
-}
-
-/// The order to stop. A later order can only bring KILL forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StopRequest {
-    pub(crate) kill_at: BootTime,
-    /// There is still somebody who wants to hear of it, so an agent may end its turn first.
-    pub(crate) may_interrupt_turn: bool,
-    /// Nobody wants its result any more: what that would need beside itself is not waited for.
-    pub(crate) result_unwanted: bool,
-}
-
-#[derive(Debug)]
-pub(crate) enum AttemptEvent {
-    /// A phase was reached; `next_deadline` is for people.
-    PhaseEntered {
-        phase: OneTimePhase,
-        pid: Option<i32>,
-        next_deadline: Option<BootTime>,
-        /// Of the beginning of the end: the deadline that it is ended for.
-        passed_deadline: Option<DeadlineKind>,
-        progress: EventProgress,
-    },
-    Output {
-        chunk: CoalescedChunk,
-        progress: EventProgress,
-    },
-    /// A coding agent did or wants something.
-    AgentNotice {
-        notice: AgentNotice,
-        progress: EventProgress,
-    },
-    /// Output of this length is gone for good.
-    OutputMissing {
-        length: u64,
-        why: OutputCutReason,
-        progress: EventProgress,
-    },
-    /// Much was read of which there is nothing to tell.
-    TranscriptRead { progress: EventProgress },
-    /// A shim that did not answer does so now.
-    ShimReached {
-        token: Option<LeaseToken>,
-        lease: Option<LeaseClock>,
-    },
-    /// It cannot start yet, and why.
-    WaitsForWorkspace { message: String },
-    /// Where it works.
-    WorkspaceReady(Box<WorkspaceReport>),
-    /// Every process is gone, or cannot be killed; the rest of the output is still to come.
-    ProcessesGone,
-    /// The last event.
-    Ended(AttemptEnding),
-}
-
-impl AttemptEvent {
-    /// How far it has consumed the transcript.
-    pub(crate) fn progress(&self) -> Option<&EventProgress> {
-        match self {
-            Self::PhaseEntered { progress, .. }
-            | Self::Output { progress, .. }
-            | Self::AgentNotice { progress, .. }
-            | Self::OutputMissing { progress, .. }
-            | Self::TranscriptRead { progress } => Some(progress),
-            Self::ShimReached { .. }
-            | Self::WaitsForWorkspace { .. }
-            | Self::WorkspaceReady(_)
-            | Self::ProcessesGone
-            | Self::Ended(_) => None,
-        }
-    }
-
-    fn progress_mut(&mut self) -> Option<&mut EventProgress> {
-        match self {
-            Self::PhaseEntered { progress, .. }
-            | Self::Output { progress, .. }
-            | Self::AgentNotice { progress, .. }
-            | Self::OutputMissing { progress, .. }
-            | Self::TranscriptRead { progress } => Some(progress),
-            Self::ShimReached { .. }
-            | Self::WaitsForWorkspace { .. }
-            | Self::WorkspaceReady(_)
-            | Self::ProcessesGone
-            | Self::Ended(_) => None,
-        }
-    }
-}
-
-/// The attempt's lines to its supervisor.
-#[derive(Debug)]
-pub(crate) struct AttemptChannels {
-    pub(crate) stop: watch::Receiver<Option<StopRequest>>,
-    /// True while the relay is slower than the child: the transcript is not read on.
-    pub(crate) pause_output: watch::Receiver<bool>,
-    /// The lease as it was renewed last.
-    pub(crate) lease: watch::Receiver<Option<LeaseClock>>,
-    /// The supervisor has taken in what was told of the transcript before this position.
-    pub(crate) received_position: watch::Receiver<u64>,
-    /// What lies before this position of the transcript is stored and not needed again.
-    pub(crate) consumed: watch::Receiver<u64>,
-    /// So many answers to the agent's requests are stored, and may go to it.
-    pub(crate) stored_answers: watch::Receiver<u64>,
-    /// The agent has said through its tools how it ends.
-    pub(crate) outcome_fixed: watch::Receiver<bool>,
-    /// What people say to what the agent asked. Bounded; what finds no room waits before it.
-    pub(crate) answers: mpsc::Receiver<InputResponse>,
-    /// Limit of the lease that the shim has.
-    pub(crate) lease_delivered: watch::Sender<Option<BootTime>>,
-    /// Bounded; when it is full the attempt waits, and so does its child.
-    pub(crate) events: mpsc::Sender<(String, AttemptEvent)>,
-}
-
-/// What all attempts of a daemon share.
-#[derive(Clone, Debug)]
-pub(crate) struct AttemptEnvironment {
-    pub(crate) shim: ShimProgram,
-    pub(crate) daemon_id: String,
-    pub(crate) instance_id: String,
-    pub(crate) boot_id: String,
-    /// The daemon's name, for people.
-    pub(crate) daemon_name: String,
-    /// Where attempts have control groups.
-    pub(crate) control_groups: Option<ControlGroups>,
-    pub(crate) clock: Clock,
-}
-
-/// One attempt as it is handed to its task.
-#[derive(Debug)]
-pub(crate) struct AttemptRunInput {
-    pub(crate) attempt_id: String,
-    pub(crate) task_id: String,
-    /// Where it works; none for the daemon's own work directory.
-    pub(crate) workspace: Option<workspace::WorkspacePlan>,
-    pub(crate) cleanup_term: Duration,
-    /// What it has to leave.
-    pub(crate) required_files: Option<RequiredFiles>,
-    /// The attempt's own directory.
-    pub(crate) directory: PathBuf,
-    pub(crate) transcript_reader: TranscriptReader,
-    /// Where the fold goes on, and from where on it must remember what it was told before.
-    pub(crate) position: u64,
-    pub(crate) replay_from: u64,
-    pub(crate) shim_contact: ShimContact,
-}
-
-/// How the attempt's shim stands when the task begins.
-#[derive(Debug)]
-pub(crate) enum ShimContact {
-    /// It is to be started.
-    Launch {
-        plan: Box<AttemptPlan>,
-        token: LeaseToken,
-    },
-    /// It was started by a daemon before this one, and has answered.
-    Adopted(Box<ReachedShim>),
-    /// It has not answered.
-    Unreachable,
-    /// It is gone. What it left behind may still be there, unless the machine was started since.
-    Gone { same_boot: bool },
-}
-
 /// Runs the attempt to its end. Dropping the future leaves the shim to its lease and to the next daemon.
 pub(crate) async fn run_attempt(
     errand: AttemptRunInput,
-    lines: AttemptChannels,
+    control: AttemptControlReceiver,
+    events: mpsc::Sender<(String, AttemptEvent)>,
     workshop: AttemptEnvironment,
 ) {
     let AttemptRunInput {
@@ -280,7 +96,8 @@ pub(crate) async fn run_attempt(
         cleanup_term,
         required_files: files,
         directory,
-        channels: lines,
+        control,
+        events,
         environment: workshop,
         transcript_reader: fold,
         own_shim: None,
@@ -335,7 +152,9 @@ struct AttemptTask {
     cleanup_term: Duration,
     required_files: Option<RequiredFiles>,
     directory: PathBuf,
-    channels: AttemptChannels,
+    control: AttemptControlReceiver,
+    /// Bounded. While it is full the attempt waits, and its child with it.
+    events: mpsc::Sender<(String, AttemptEvent)>,
     environment: AttemptEnvironment,
     transcript_reader: TranscriptReader,
     transcript: SpoolBatchReader,
@@ -504,6 +323,6 @@ impl AttemptTask {
 
     async fn send_event(&self, event: AttemptEvent) {
         // Without a supervisor there is nobody to tell; the shim ends the child properly.
-        let _ = self.channels.events.send((self.id.clone(), event)).await;
+        let _ = self.events.send((self.id.clone(), event)).await;
     }
 }

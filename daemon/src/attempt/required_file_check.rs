@@ -33,7 +33,7 @@ impl AttemptTask {
             looking.0 = None;
             return;
         }
-        let wants_no_more = self.cause.is_some() || *self.channels.outcome_fixed.borrow();
+        let wants_no_more = self.cause.is_some() || self.control.orders().outcome_fixed;
         match self.required_files.clone().filter(|_| !wants_no_more) {
             Some(files) if looking.0.is_none() => {
                 looking.0 = Some(Box::pin(async move {

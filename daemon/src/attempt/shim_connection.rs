@@ -13,6 +13,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
+use super::attempt_control::ControlEvent;
 use super::required_file_check::RequiredFileCheck;
 use super::{AttemptPlan, AttemptTask, EndCause, ReachedShim, ShimParting, write_lease};
 use crate::clock::{BootTime, whole_millis};
@@ -88,7 +89,7 @@ impl AttemptTask {
         let limit = presence.lease.map(|lease| lease.limit_ms);
         self.on_lease_received(limit.map(BootTime::from_millis));
         if !presence.says_lease_kept {
-            connection.watch_lease_delivery(self.channels.lease_delivered.clone());
+            connection.watch_lease_delivery(self.control.lease_confirmations());
         }
         // A daemon that was killed right after the launch had not said so.
         self.enter_phase(OneTimePhase::Started, None);
@@ -111,7 +112,7 @@ impl AttemptTask {
             };
             self.decide_end(cause);
         }
-        connection.set_consumed(*self.channels.consumed.borrow());
+        connection.set_consumed(self.control.orders().consumed);
         connection
     }
 
@@ -182,7 +183,7 @@ impl AttemptTask {
 
     /// It has read a lease with this limit.
     fn on_lease_received(&self, limit: Option<BootTime>) {
-        self.channels.lease_delivered.send_replace(limit);
+        self.control.confirm_lease(limit);
     }
 
     fn on_started(&mut self, started: Started) {
@@ -232,8 +233,7 @@ impl AttemptTask {
 
     /// Takes note of orders and of deadlines that have passed.
     fn apply_orders(&mut self) {
-        let ordered = *self.channels.stop.borrow_and_update();
-        if let Some(stop) = ordered {
+        if let Some(stop) = self.control.apply_orders().stop {
             self.kill_by(stop.kill_at);
             self.decide_end(EndCause::Stopped);
         }
@@ -248,8 +248,8 @@ impl AttemptTask {
     }
 
     fn send_updates(&mut self, connection: &mut ShimConnection, told: &mut SentToShim) {
-        let lease = *self.channels.lease.borrow_and_update();
-        if let Some(lease) = lease.filter(|_| told.lease != lease) {
+        let orders = self.control.orders();
+        if let Some(lease) = orders.lease.filter(|_| told.lease != orders.lease) {
             told.lease = Some(lease);
             let lease = lease.shim_deadlines(self.cleanup_term);
             connection.renew(to_message(lease));
@@ -262,15 +262,16 @@ impl AttemptTask {
                 kill_at_ms: kill_at.as_millis(),
             });
         }
-        let answered = *self.channels.stored_answers.borrow_and_update();
-        for message in self.transcript_reader.stdin_after(told.stdin, answered) {
+        let unsent = self
+            .transcript_reader
+            .stdin_after(told.stdin, orders.stored_answers);
+        for message in unsent {
             told.stdin = message.id;
             connection.push_stdin(message);
         }
-        let consumed = *self.channels.consumed.borrow_and_update();
-        if consumed > told.consumed {
-            told.consumed = consumed;
-            connection.set_consumed(consumed);
+        if orders.consumed > told.consumed {
+            told.consumed = orders.consumed;
+            connection.set_consumed(orders.consumed);
         }
     }
 
@@ -281,25 +282,21 @@ impl AttemptTask {
         if self.pending_event.is_none() {
             self.pending_event = self.transcript_reader.next_event(now);
         }
-        let held = *self.channels.pause_output.borrow_and_update() || self.is_too_far_ahead();
+        let held = self.control.orders().output_paused || self.is_too_far_ahead();
         self.transcript_reader.set_output_paused(held, now);
         let reading = !held && self.pending_event.is_none() && self.transcript.has_more();
         let batch = tokio::select! {
-            room = self.channels.events.reserve(), if self.pending_event.is_some() => {
+            room = self.events.reserve(), if self.pending_event.is_some() => {
                 if let (Ok(room), Some(event)) = (room, self.pending_event.take()) {
                     room.send((self.id.clone(), event));
                 }
                 None
             }
             batch = self.transcript.next_batch(), if reading => Some(batch),
-            Ok(()) = self.channels.pause_output.changed() => None,
-            Ok(()) = self.channels.stop.changed() => None,
-            Ok(()) = self.channels.lease.changed() => None,
-            Ok(()) = self.channels.received_position.changed() => None,
-            Ok(()) = self.channels.consumed.changed() => None,
-            Ok(()) = self.channels.stored_answers.changed() => None,
-            Some(word) = self.channels.answers.recv() => {
-                self.transcript_reader.answer_input(word, now);
+            event = self.control.next_event() => {
+                if let ControlEvent::Answered(answer) = event {
+                    self.transcript_reader.answer_input(answer, now);
+                }
                 None
             }
             () = self.environment.clock.sleep_until_some(wake) => None,
@@ -319,8 +316,8 @@ impl AttemptTask {
     }
 
     /// What the supervisor has not taken in is in memory, and it says too late that the relay cannot keep up.
-    fn is_too_far_ahead(&mut self) -> bool {
-        let heard = *self.channels.received_position.borrow_and_update();
+    fn is_too_far_ahead(&self) -> bool {
+        let heard = self.control.orders().received_position;
         self.transcript_reader.delivered_end().saturating_sub(heard) > MAX_UNACCEPTED_BYTES
     }
 
@@ -355,19 +352,19 @@ impl AttemptTask {
     }
 
     pub(super) fn shim_lease(&self) -> Option<Lease> {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         lease.map(|lease| to_message(lease.shim_deadlines(self.cleanup_term)))
     }
 
     /// The shim ends the child by its limit. When it does not, this side does.
     fn sweep_at(&self, told: &SentToShim) -> Option<BootTime> {
-        let limit = self.channels.lease.borrow().map(|lease| lease.limit());
+        let limit = self.control.orders().lease.map(|lease| lease.limit());
         limit.filter(|_| told.swept_at != limit)
     }
 
     /// When there must have been a report.
     fn give_up_at(&self, told: &mut SentToShim, now: BootTime) -> Option<BootTime> {
-        let limit = self.channels.lease.borrow().map(|lease| lease.limit());
+        let limit = self.control.orders().lease.map(|lease| lease.limit());
         told.expired_seen_at = limit
             .filter(|limit| *limit <= now)
             .map(|_| told.expired_seen_at.unwrap_or(now));
@@ -401,7 +398,7 @@ impl AttemptTask {
 
     /// Written before the child may run.
     pub(super) async fn store_lease(&mut self) -> io::Result<()> {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         let directory = self.directory.clone();
         self.stored_lease = lease;
         let Some(lease) = lease else { return Ok(()) };
@@ -412,7 +409,7 @@ impl AttemptTask {
     /// Later, and without waiting: a limit that is too early on disk ends nothing too late. One at a time, so that a
     /// disk that hangs takes one thread of each attempt and not all there are.
     fn write_lease_in_background(&mut self) {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         if lease == self.stored_lease
             || self
                 .lease_write

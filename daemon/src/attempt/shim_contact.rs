@@ -120,16 +120,9 @@ impl AttemptTask {
 
     /// Without a known limit there is no time to give.
     fn search_deadline(&mut self) -> BootTime {
-        let lease = self
-            .channels
-            .lease
-            .borrow_and_update()
-            .map(|lease| lease.kill_at());
-        let ordered = self
-            .channels
-            .stop
-            .borrow_and_update()
-            .map(|stop| stop.kill_at);
+        let orders = self.control.apply_orders();
+        let lease = orders.lease.map(|lease| lease.kill_at());
+        let ordered = orders.stop.map(|stop| stop.kill_at);
         let limit = lease.unwrap_or_else(|| self.environment.clock.now());
         ordered.map_or(limit, |ordered| ordered.min(limit))
     }
@@ -137,8 +130,7 @@ impl AttemptTask {
     pub(super) async fn wait_for_orders(&mut self, at: BootTime) {
         tokio::select! {
             () = self.environment.clock.sleep_until(at) => {}
-            Ok(()) = self.channels.stop.changed() => {}
-            Ok(()) = self.channels.lease.changed() => {}
+            () = self.control.stop_or_lease_changed() => {}
         }
     }
 }

@@ -15,9 +15,9 @@ impl AttemptTask {
         };
         let can_hear = match &self.cause {
             Some(EndCause::Stopped) => self
-                .channels
+                .control
+                .orders()
                 .stop
-                .borrow()
                 .is_some_and(|stop| stop.may_interrupt_turn),
             // One that does not take its prompt takes nothing else.
             Some(EndCause::Deadline(kind)) => *kind != DeadlineKind::PromptWrite,

@@ -1,10 +1,11 @@
 //! An attempt that runs: what it may say while nobody hears it, and what is left of its words when it is taken away.
 
 use baton_proto::v1::Question;
+use baton_proto::v1::attempt_frame::Body;
 use baton_proto::worker::ToolAnswer;
 use tokio::sync::oneshot;
 
-use super::outbox_location::tests::{mark_stored, sample_dispatch, sent_bodies, take_disk_jobs};
+use super::attempt_outbox::tests::{mark_stored, sample_dispatch, sent_bodies, take_disk_jobs};
 use super::*;
 use crate::attempt::{AgentNotice, AttemptEnding, AttemptEvent, EndCause, EventProgress};
 use crate::process::TerminationOutcome;
@@ -15,7 +16,7 @@ fn clock() -> Clock {
 }
 
 /// One whose agent has tools.
-fn running(clock: &Clock) -> (SupervisedAttempt, AttemptControlReceivers) {
+fn running(clock: &Clock) -> (SupervisedAttempt, AttemptControlReceiver) {
     let (id, mut offer) = sample_dispatch();
     offer.plan.tools = Some(ToolGrant {
         hash: Capability::generate(&id.to_string()).hash(),
@@ -58,7 +59,7 @@ fn a_child_whose_words_nobody_hears_is_held_back_with_a_relay_and_without() {
         let (mut held, bits) = running(&clock);
         let is_held_back = |held: &mut SupervisedAttempt| {
             held.update_backpressure(connected);
-            *bits.pause_output.borrow()
+            bits.orders().output_paused
         };
         let mut asked = 0;
         while held.has_frame_room() {
@@ -68,15 +69,15 @@ fn a_child_whose_words_nobody_hears_is_held_back_with_a_relay_and_without() {
         }
         assert!(is_held_back(&mut held) && asked < 10, "after {asked}");
         let half = AckedPosition {
-            control_seq: held.outbox.last_control_seq() / 2,
+            control_seq: held.outbox.queue().last_control_seq() / 2,
             output_offset: 0,
         };
-        held.outbox.ack(half);
+        held.outbox.queue_mut().ack(half);
         assert!(
             held.has_frame_room() && is_held_back(&mut held),
             "not for every frame"
         );
-        held.outbox.discard_unacked();
+        held.outbox.queue_mut().discard_unacked();
         assert!(!is_held_back(&mut held));
     }
 }

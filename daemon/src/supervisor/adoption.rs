@@ -12,16 +12,14 @@ use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::attempt::{
-    self, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact, TranscriptReader,
-    read_lease,
+    self, AttemptControlReceiver, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact,
+    TranscriptReader, read_lease,
 };
 use crate::clock::BootTime;
 use crate::outbox::{self, OutboxTail};
 use crate::process::kill_unknown_attempts;
 use crate::storage::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId};
-use crate::supervised_attempt::{
-    AttemptControlReceivers, RecoveredAttempt, ShimReach, SupervisedAttempt,
-};
+use crate::supervised_attempt::{RecoveredAttempt, ShimReach, SupervisedAttempt};
 
 /// For all shims together.
 const SHIM_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -31,7 +29,7 @@ pub(crate) struct AdoptedAttempt {
     pub(crate) id: AttemptId,
     pub(crate) attempt: SupervisedAttempt,
     /// What its task goes on with; a finished one has none.
-    pub(crate) run: Option<(AttemptRunInput, AttemptControlReceivers)>,
+    pub(crate) run: Option<(AttemptRunInput, AttemptControlReceiver)>,
 }
 
 /// Looks at every directory and asks every shim. What nobody asks for any more is ended meanwhile.
@@ -259,7 +257,7 @@ fn resume_attempt(
     workshop: &AttemptEnvironment,
 ) -> (
     SupervisedAttempt,
-    Option<(AttemptRunInput, AttemptControlReceivers)>,
+    Option<(AttemptRunInput, AttemptControlReceiver)>,
 ) {
     let (reach, token, lease) = match &contact {
         ShimContact::Adopted(found) => (
@@ -298,19 +296,13 @@ fn resume_attempt(
 impl Supervisor {
     /// Holds what was taken over; each goes on where it was.
     pub(crate) fn adopt_all(&mut self, adopted: Vec<AdoptedAttempt>) {
-        for AdoptedAttempt {
-            id,
-            attempt: held,
-            run: errand,
-        } in adopted
-        {
+        for AdoptedAttempt { id, attempt, run } in adopted {
             let id = id.to_string();
-            self.supervised.insert(id.clone(), held);
-            if let Some((errand, bits)) = errand {
-                self.spawn_attempt_task(errand, bits);
+            self.attempts.insert(&id, attempt);
+            if let Some((input, control)) = run {
+                self.tasks.run(input, control, self.identity.daemon_id());
             }
-            self.enqueue(&id);
-            self.remove_if_settled(&id);
+            self.disk.remove_dirs(self.attempts.remove_if_settled(&id));
         }
     }
 }

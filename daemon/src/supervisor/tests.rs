@@ -4,18 +4,19 @@
 use std::path::Path;
 
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError};
+use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError, daemon_frame};
 use bytes::Bytes;
 use tokio_stream::StreamExt;
 
+use super::dispatch::new_outbox_location;
 use super::*;
 use crate::attempt::{AttemptPlan, ChildStdin};
 use crate::config::KERNEL_BOOT_ID_FILE;
 use crate::deadlines::DeadlineLimits;
-use crate::outbox::FrameRecord;
+use crate::link::link_session::LinkSession;
 use crate::process::ChildSpec;
 use crate::shim::client::ShimProgram;
-use crate::supervised_attempt::AcceptedDispatch;
+use crate::supervised_attempt::{AcceptedDispatch, SupervisedAttempt};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(600);
@@ -66,8 +67,11 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         DaemonIdentity::open(dir, Path::new(KERNEL_BOOT_ID_FILE)).unwrap(),
         DaemonStorage::open(dir).unwrap(),
         workshop,
-        watch::Sender::new(ReconnectUrgency::default()),
-        watch::Sender::new(DaemonStatus::new("", 1, BootTime::from_millis(0))),
+        BTreeMap::new(),
+        StatusChannels {
+            reconnect_urgency: watch::Sender::new(ReconnectUrgency::default()),
+            status: watch::Sender::new(DaemonStatus::new("", 1, BootTime::from_millis(0))),
+        },
     )
     .unwrap()
 }
@@ -102,7 +106,12 @@ async fn start_confirmed_attempt(supervisor: &mut Supervisor, plan: AttemptPlan)
         ..AttemptRef::default()
     };
     let offer = AcceptedDispatch {
-        outbox_location: supervisor.new_outbox_location(&attempt, &Dispatch::default(), &plan),
+        outbox_location: new_outbox_location(
+            &supervisor.identity,
+            &attempt,
+            &Dispatch::default(),
+            &plan,
+        ),
         attempt,
         token: LeaseToken::default(),
         plan,
@@ -110,15 +119,15 @@ async fn start_confirmed_attempt(supervisor: &mut Supervisor, plan: AttemptPlan)
         conversation: None,
     };
     let held = SupervisedAttempt::accept(offer, &supervisor.clock);
-    supervisor.supervised.insert(id.clone(), held);
+    supervisor.attempts.insert(&id, held);
     let granted = LEASE;
-    let early = supervisor.supervised.get_mut(&id).unwrap();
+    let early = supervisor.attempts.get_mut(&id).unwrap();
     let start = early.confirm_lease(None, granted, &supervisor.clock);
     assert!(start.is_none(), "the disk does not have it");
-    while !supervisor.supervised[&id].outbox.log().has_stored_entries() {
+    while !supervisor.attempts.get(&id).unwrap().is_stored() {
         run_disk_round(supervisor).await;
     }
-    let held = supervisor.supervised.get_mut(&id).unwrap();
+    let held = supervisor.attempts.get_mut(&id).unwrap();
     let start = held.confirm_lease(None, granted, &supervisor.clock);
     supervisor.start_attempt(start.expect("it was not started before"));
     id
@@ -143,7 +152,7 @@ async fn wait_for_file(path: &Path) {
 
 async fn abort_attempt_task(supervisor: &mut Supervisor) {
     supervisor.tasks.abort_all();
-    let over = tokio::time::timeout(TEST_TIMEOUT, supervisor.tasks.join_next_with_id());
+    let over = tokio::time::timeout(TEST_TIMEOUT, supervisor.tasks.join_next());
     let over = over.await.expect("the task lives on").unwrap();
     assert!(over.is_err());
     supervisor.on_task_ended(over);
@@ -152,19 +161,19 @@ async fn abort_attempt_task(supervisor: &mut Supervisor) {
 /// Saves what waits and takes the disk's next answer.
 async fn run_disk_round(supervisor: &mut Supervisor) {
     supervisor.submit_jobs();
-    let report = tokio::time::timeout(TEST_TIMEOUT, supervisor.writer.reports.recv());
+    let report = tokio::time::timeout(TEST_TIMEOUT, supervisor.disk.next_report());
     let report = report.await.expect("the disk says nothing").unwrap();
     supervisor.on_writer_report(report);
 }
 
 async fn terminal_error(supervisor: &mut Supervisor, id: &str) -> TaskError {
     loop {
-        let held = supervisor.supervised.get_mut(id).unwrap();
+        let held = supervisor.attempts.get_mut(id).unwrap();
         assert!(!held.uses_slot());
-        while let Some(record) = held.outbox.next_unsent().cloned() {
-            held.outbox.mark_sent();
-            if let FrameRecord::Control { body, .. } = record
-                && let Some(Body::Error(error)) = body.body
+        while let Some(frame) = held.next_frame(supervisor.clock.now()) {
+            held.mark_sent();
+            if let Some(daemon_frame::Frame::Attempt(frame)) = frame.frame
+                && let Some(Body::Error(error)) = frame.body
             {
                 return error;
             }
@@ -186,24 +195,18 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
     let id = start_confirmed_attempt(&mut supervisor, plan()).await;
     wait_for_file(&up).await;
     abort_attempt_task(&mut supervisor).await;
-    assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
-    let stake = ReconnectUrgency::from_attempts(
-        supervisor
-            .supervised
-            .values()
-            .map(SupervisedAttempt::reconnect_urgency),
+    assert_eq!(
+        supervisor.attempts.free_slots(),
+        0,
+        "nothing is known to be dead"
     );
+    let stake = supervisor.attempts.reconnect_urgency();
     assert!(stake.earliest_lease_limit.is_some() && stake.max_result_delay.is_none());
-    while supervisor.supervised[&id].uses_slot() {
+    while supervisor.attempts.get(&id).unwrap().uses_slot() {
         next_event(&mut supervisor).await;
     }
-    assert_eq!(supervisor.free_slots(), 1);
-    let stake = ReconnectUrgency::from_attempts(
-        supervisor
-            .supervised
-            .values()
-            .map(SupervisedAttempt::reconnect_urgency),
-    );
+    assert_eq!(supervisor.attempts.free_slots(), 1);
+    let stake = supervisor.attempts.reconnect_urgency();
     assert!(stake.earliest_lease_limit.is_none() && stake.max_result_delay.is_some());
     let error = terminal_error(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");
@@ -224,7 +227,7 @@ async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
     wait_for_file(&up).await;
     abort_attempt_task(&mut supervisor).await;
     abort_attempt_task(&mut supervisor).await;
-    assert_eq!(supervisor.free_slots(), 1);
+    assert_eq!(supervisor.attempts.free_slots(), 1);
     let receipt = terminal_error(&mut supervisor, &id).await.receipt.unwrap();
     assert!(!receipt.group_empty);
     assert_eq!(receipt.prompt_written, Some(true));
@@ -240,25 +243,16 @@ async fn an_attempt_that_runs_is_heard_until_its_lease_is_over() {
     let mut supervisor = supervisor_on(clock.clone(), dir.path(), &script);
     let id = start_confirmed_attempt(&mut supervisor, plan()).await;
     wait_for_file(&up).await;
-    while supervisor.supervised[&id].outbox.next_unsent().is_none() {
+    while !supervisor.attempts.get(&id).unwrap().has_unsent() {
         run_disk_round(&mut supervisor).await;
     }
     let (session, mut outgoing) = LinkSession::new(1, CancellationToken::new());
-    supervisor.live_session = Some(LiveSession {
-        session,
-        heartbeats: HeartbeatTracker::new(LEASE, clock.now()),
-        last_answer_at: clock.now(),
-        grants_lease_extensions: false,
-    });
+    supervisor.relay.open(session, LEASE, false, clock.now());
     for (by, heard) in [(LEASE - ONE_MILLISECOND, true), (ONE_MILLISECOND, false)] {
         clock.advance(by);
-        supervisor
-            .supervised
-            .get_mut(&id)
-            .unwrap()
-            .outbox
-            .resend_unacked();
-        supervisor.enqueue(&id);
+        let attempt = supervisor.attempts.get_mut(&id).unwrap();
+        attempt.resend_unacked();
+        supervisor.attempts.enqueue(&id);
         supervisor.send_frames();
         let said = tokio::time::timeout(Duration::ZERO, outgoing.next()).await;
         assert_eq!(said.is_ok(), heard, "{said:?}");

@@ -316,18 +316,7 @@ impl AgentSession {
                 }
             }
             AgentEvent::InputAsked(input) => self.open_request(&input, told),
-            AgentEvent::InputAnswered { key } => {
-                // Of questions that go together some may have had no answer: the agent was told of all or none.
-                let heard = |(input_id, open): (String, OpenInput)| match open.answered {
-                    true => AgentNotice::InputReceived { input_id },
-                    false => AgentNotice::InputWithdrawn {
-                        input_id,
-                        reason: "the questions that it was asked with are over".to_owned(),
-                    },
-                };
-                let closed = self.close_inputs(&key).into_iter();
-                told.extend(closed.map(heard).map(AgentSessionEvent::Notice));
-            }
+            AgentEvent::InputAnswered { key } => self.close_answered(&key, told),
             AgentEvent::InputWithdrawn { key, reason } => {
                 let withdrawn = |input_id| AgentNotice::InputWithdrawn {
                     input_id,
@@ -352,6 +341,20 @@ impl AgentSession {
             AgentEvent::LineCut { length } => told.push(AgentSessionEvent::LineCut(length)),
             AgentEvent::Ended(end) => self.on_turn_end(end, told),
         }
+    }
+
+    /// The agent has received all answers to questions that were asked together, or none of them.
+    /// Those without an answer are withdrawn.
+    fn close_answered(&mut self, key: &InputKey, told: &mut Vec<AgentSessionEvent>) {
+        let closed = self.close_inputs(key).into_iter();
+        let notices = closed.map(|(input_id, open)| match open.answered {
+            true => AgentNotice::InputReceived { input_id },
+            false => AgentNotice::InputWithdrawn {
+                input_id,
+                reason: "the questions that it was asked with are over".to_owned(),
+            },
+        });
+        told.extend(notices.map(AgentSessionEvent::Notice));
     }
 
     /// The first one is worth a word, and how many there were is said at the end.

@@ -13,8 +13,8 @@ use super::super::AttemptEvent;
 use super::super::agent_session::{
     AgentNotice, AgentSession, AgentSessionEvent, AgentSummary, InputResponse,
 };
-use super::super::output_coalescer::CoalescedChunk;
 use super::deferred_stderr::DeferredStderr;
+use super::output_coalescer::CoalescedChunk;
 use super::{ChildPipe, SNAPSHOT_EVERY, TranscriptReader};
 use crate::agents::{AgentExit, TurnOutcome};
 use crate::clock::BootTime;

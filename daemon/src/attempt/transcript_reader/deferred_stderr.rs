@@ -1,7 +1,7 @@
 //! Standard error that comes inside a line of standard output waits for that line's end: a position in the middle of
 //! a line is none. What waits is bounded, and what is beyond the bound is counted.
 
-use super::super::stderr_tail::StderrTail;
+use super::stderr_tail::StderrTail;
 
 /// So much waits as it is.
 pub(super) const MAX_DEFERRED_BYTES: usize = 64 * 1024;

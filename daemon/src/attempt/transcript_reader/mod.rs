@@ -12,8 +12,6 @@ use baton_proto::worker::{FoldSnapshot, PhaseMark};
 use super::AttemptEvent;
 use super::PROMPT_MESSAGE_ID;
 use super::agent_session::AgentSession;
-use super::output_coalescer::{CoalescedChunk, OutputCoalescer};
-use super::stderr_tail::StderrTail;
 use crate::clock::BootTime;
 use crate::deadlines::phase_order::{OneTimePhase, PhaseOrder};
 use crate::deadlines::{DeadlineKind, DeadlineLimits, DeadlineTimers, TimerEvent};
@@ -26,6 +24,12 @@ const SNAPSHOT_EVERY: u64 = 256 * 1024;
 
 mod agent_output;
 mod deferred_stderr;
+mod output_coalescer;
+mod stderr_tail;
+
+pub(crate) use output_coalescer::CoalescedChunk;
+use output_coalescer::OutputCoalescer;
+use stderr_tail::StderrTail;
 
 /// How far the transcript is used up once an event is stored.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,8 +7,9 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, LeaseToken, RejectCode};
 use bytes::Bytes;
 
-use super::super::AcceptedDispatch;
+use super::super::{AcceptedDispatch, StopReason, SupervisedAttempt};
 use super::*;
+use crate::agents::DispatchRefusal;
 use crate::attempt::{AttemptPlan, ChildStdin};
 use crate::clock::BootTime;
 use crate::deadlines::DeadlineLimits;
@@ -68,11 +69,11 @@ pub(in crate::supervised_attempt) fn sample_dispatch() -> (AttemptId, AcceptedDi
 
 pub(in crate::supervised_attempt) fn sent_bodies(held: &mut SupervisedAttempt) -> Vec<Body> {
     let mut said = Vec::new();
-    while let Some(record) = held.outbox.next_unsent() {
+    while let Some(record) = held.outbox.queue.next_unsent() {
         if let FrameRecord::Control { body, .. } = record {
             said.extend(body.body.clone());
         }
-        held.outbox.mark_sent();
+        held.mark_sent();
     }
     said
 }
@@ -88,7 +89,7 @@ pub(in crate::supervised_attempt) fn mark_stored(held: &mut SupervisedAttempt, j
     for job in jobs {
         if let OutboxJob::Append { entries, .. } | OutboxJob::Replace { entries, .. } = job {
             let last = entries.last().unwrap().serial;
-            held.outbox.log_mut().on_durable(DurablePosition {
+            held.outbox.queue.log_mut().on_durable(DurablePosition {
                 written: last,
                 synced: last,
                 file_bytes: 0,
@@ -145,7 +146,7 @@ fn what_has_ended_is_said_from_memory_and_written_down_when_there_is_room() {
     assert!(matches!(&repair, OutboxJob::Replace { id: of, .. } if *of == id));
     assert!(!held.needs_repair(), "one is on its way");
     mark_stored(&mut held, &[repair]);
-    assert_eq!(held.outbox_location.dir_id(), Some(id));
+    assert_eq!(held.dir_id(), Some(id));
 }
 
 #[test]
@@ -157,12 +158,12 @@ fn what_another_daemon_stored_is_kept_however_the_disk_behaves() {
     let Some(OutboxJob::Append { entries, .. }) = handed.into_iter().next_back() else {
         panic!("it was to be appended")
     };
-    held.outbox = FrameOutbox::restore(OUTPUT_LIMIT, entries);
+    held.outbox.queue = FrameOutbox::restore(OUTPUT_LIMIT, entries);
     let found = OutboxFilePrefix {
         length: 1,
         serial: 1,
     };
-    held.outbox_location = OutboxLocation::Existing { id, prefix: found };
+    held.outbox.location = OutboxLocation::Existing { id, prefix: found };
     assert!(matches!(
         take_disk_jobs(&mut held)[..],
         [OutboxJob::Resume { .. }, OutboxJob::Append { .. }]
