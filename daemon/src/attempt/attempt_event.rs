@@ -11,12 +11,12 @@ use crate::outbox::OutputCutReason;
 
 #[derive(Debug)]
 pub(crate) enum AttemptEvent {
-    /// A phase was reached; `next_deadline` is for people.
+    /// A phase was reached; `next_deadline` is informational.
     PhaseEntered {
         phase: OneTimePhase,
         pid: Option<i32>,
         next_deadline: Option<BootTime>,
-        /// Of the beginning of the end: the deadline that it is ended for.
+        /// The deadline that ended the attempt, on the phase that begins its cleanup.
         passed_deadline: Option<DeadlineKind>,
         progress: EventProgress,
     },
@@ -24,27 +24,27 @@ pub(crate) enum AttemptEvent {
         chunk: CoalescedChunk,
         progress: EventProgress,
     },
-    /// A coding agent did or wants something.
+    /// A coding agent used a tool or asked for input.
     AgentNotice {
         notice: AgentNotice,
         progress: EventProgress,
     },
-    /// Output of this length is gone for good.
+    /// Output of this length is lost.
     OutputMissing {
         length: u64,
         why: OutputCutReason,
         progress: EventProgress,
     },
-    /// Much was read of which there is nothing to tell.
+    /// Much of the transcript was read without an event of its own.
     TranscriptRead { progress: EventProgress },
-    /// A shim that did not answer does so now.
+    /// A shim that did not answer has been reached.
     ShimReached {
         token: Option<LeaseToken>,
         lease: Option<LeaseClock>,
     },
-    /// It cannot start yet, and why.
+    /// The attempt cannot start yet, for this reason.
     WaitsForWorkspace { message: String },
-    /// Where it works.
+    /// The workspace of the attempt.
     WorkspaceReady(Box<WorkspaceReport>),
     /// Every process is gone, or cannot be killed; the rest of the output is still to come.
     ProcessesGone,

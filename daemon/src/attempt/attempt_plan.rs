@@ -23,26 +23,27 @@ pub(crate) struct AttemptPlan {
     pub(crate) attempt_id: String,
     pub(crate) task_id: String,
     pub(crate) workspace: workspace::WorkspacePlan,
-    /// Its working directory is the agent's word for it; what it is started in is found when the workspace is.
+    /// Its working directory is the configured one; the real one is known when the workspace
+    /// has been prepared.
     pub(crate) child: ChildSpec,
     pub(crate) stdin: ChildStdin,
     pub(crate) deadlines: DeadlineLimits,
-    /// From TERM to KILL.
+    /// From SIGTERM to SIGKILL.
     pub(crate) cleanup_term: Duration,
-    /// What its agent may say through tools, where it has some.
+    /// What the agent may do through its tools, if it has any.
     pub(crate) tools: Option<ToolGrant>,
-    /// What it has to leave.
+    /// The files that the attempt has to leave.
     pub(crate) required_files: Option<RequiredFiles>,
-    /// What a command is told of the attempts before it.
+    /// What a command gets of the attempts before this one.
     pub(crate) resume: Option<ResumeContext>,
 }
 
-/// What goes to the child's stdin, and so how it is understood.
+/// What is written to the child's stdin, which also decides how its output is read.
 #[derive(Clone, Debug)]
 pub(crate) enum ChildStdin {
-    /// All at once; what comes back is output.
+    /// The whole prompt at once; everything that the child prints is output.
     Prompt(Bytes),
-    /// A coding agent is talked to.
+    /// A session with a coding agent.
     AgentSession(Box<AgentSession>),
 }
 
@@ -53,44 +54,46 @@ pub(crate) struct AttemptEnvironment {
     pub(crate) daemon_id: String,
     pub(crate) instance_id: String,
     pub(crate) boot_id: String,
-    /// The daemon's name, for people.
+    /// The daemon's name, for operators.
     pub(crate) daemon_name: String,
-    /// Where attempts have control groups.
+    /// `None` where attempts have no control groups.
     pub(crate) control_groups: Option<ControlGroups>,
     pub(crate) clock: Clock,
 }
 
-/// One attempt as it is handed to its task.
+/// Everything that an attempt's task starts with.
 #[derive(Debug)]
 pub(crate) struct AttemptRunInput {
     pub(crate) attempt_id: String,
     pub(crate) task_id: String,
-    /// Where it works; none for the daemon's own work directory.
+    /// Where the attempt works; `None` for the daemon's own work directory.
     pub(crate) workspace: Option<workspace::WorkspacePlan>,
     pub(crate) cleanup_term: Duration,
-    /// What it has to leave.
+    /// The files that the attempt has to leave.
     pub(crate) required_files: Option<RequiredFiles>,
     /// The attempt's own directory.
     pub(crate) directory: PathBuf,
     pub(crate) transcript_reader: TranscriptReader,
-    /// Where the fold goes on, and from where on it must remember what it was told before.
+    /// Where the transcript is read on, and from where it is replayed to restore the reader's
+    /// state.
     pub(crate) position: u64,
     pub(crate) replay_from: u64,
     pub(crate) shim_contact: ShimContact,
 }
 
-/// How the attempt's shim stands when the task begins.
+/// How the attempt's shim can be reached when the task begins.
 #[derive(Debug)]
 pub(crate) enum ShimContact {
-    /// It is to be started.
+    /// It has to be started.
     Launch {
         plan: Box<AttemptPlan>,
         token: LeaseToken,
     },
-    /// It was started by a daemon before this one, and has answered.
+    /// An earlier daemon started it, and it has answered.
     Adopted(Box<ReachedShim>),
     /// It has not answered.
     Unreachable,
-    /// It is gone. What it left behind may still be there, unless the machine was started since.
+    /// It is gone. Processes that it left may still run, unless the machine was restarted
+    /// since.
     Gone { same_boot: bool },
 }

@@ -1,5 +1,6 @@
-//! The lease on disk, beside the attempt: how long a shim may have that does not answer the next daemon. Never the
-//! token. The shim itself counts with what it was told; this is only for when it cannot be asked.
+//! The lease on disk, beside the attempt: how long a shim may go on that does not answer the
+//! next daemon. It never contains the token. The shim uses its own copy of the lease; this file
+//! is only for the case that it cannot be asked.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -17,7 +18,8 @@ const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.
 const SIZE: usize = MAGIC.len() + 8 + 8 + 4;
 
-/// In place of the one before. Not synced: after a reboot no shim is left that it could speak of.
+/// Replaces the previous lease. Not synced: after a reboot no shim is left that it could apply
+/// to.
 pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()> {
     let file = OpenOptions::new()
         .write(true)
@@ -28,7 +30,7 @@ pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()>
     file.write_all_at(&encode(lease), 0)
 }
 
-/// The lease that was written last; `None` where there is none that can be read.
+/// The lease that was written last; `None` when there is no valid one.
 pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
     decode(&atomic_file::read(&directory.join(LEASE_FILE)).ok()?)
 }

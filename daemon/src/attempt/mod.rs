@@ -1,7 +1,10 @@
-//! One attempt's life from its start to its last process: drives the shim that owns the child, folds what the
-//! child says into events, watches the local deadlines, and tells the supervisor all of it. Leases, frames and
-//! the relay are the supervisor's. The shim ends the child by itself when the lease does; what this side adds is
-//! the second line for a shim that is stuck, and the word for one that died.
+//! Runs one attempt from its start to its last process: drives the shim that owns the child,
+//! turns the child's output into events, watches the local deadlines, and reports everything to
+//! the supervisor.
+//!
+//! Leases, frames and the relay belong to the supervisor. The shim ends the child by itself
+//! when the lease ends. This side kills a shim that is stuck, and reports the end of one that
+//! died.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,46 +63,47 @@ use spool_batch_reader::SpoolBatchReader;
 use transcript_reader::MissingOutput;
 pub(crate) use transcript_reader::{CoalescedChunk, EventProgress, TranscriptReader};
 
-/// The prompt is the first thing on a command's stdin.
+/// The number of a command's prompt: the first message on its stdin.
 const PROMPT_MESSAGE_ID: u64 = 1;
 
-/// Runs the attempt to its end. Dropping the future leaves the shim to its lease and to the next daemon.
+/// Runs the attempt to its end. When the future is dropped, the shim goes on under its lease
+/// and the next daemon adopts it.
 pub(crate) async fn run_attempt(
-    errand: AttemptRunInput,
+    input: AttemptRunInput,
     control: AttemptControlReceiver,
     events: mpsc::Sender<(String, AttemptEvent)>,
-    workshop: AttemptEnvironment,
+    environment: AttemptEnvironment,
 ) {
     let AttemptRunInput {
         attempt_id,
         task_id,
         workspace,
         cleanup_term,
-        required_files: files,
+        required_files,
         directory,
-        transcript_reader: mut fold,
+        transcript_reader: mut reader,
         position,
-        replay_from: recall_from,
-        shim_contact: contact,
-    } = errand;
+        replay_from,
+        shim_contact,
+    } = input;
     let spool = directory.join(SPOOL_DIR);
-    if recall_from < position {
-        spool_batch_reader::replay_transcript(spool.clone(), recall_from..position, &mut fold)
+    if replay_from < position {
+        spool_batch_reader::replay_transcript(spool.clone(), replay_from..position, &mut reader)
             .await;
     }
-    fold.finish_replay(workshop.clock.now());
+    reader.finish_replay(environment.clock.now());
     let mut attempt = AttemptTask {
         transcript: SpoolBatchReader::open(spool, position),
         id: attempt_id,
         task_id,
         workspace,
         cleanup_term,
-        required_files: files,
+        required_files,
         directory,
         control,
         events,
-        environment: workshop,
-        transcript_reader: fold,
+        environment,
+        transcript_reader: reader,
         own_shim: None,
         shim: None,
         spawned: false,
@@ -111,22 +115,23 @@ pub(crate) async fn run_attempt(
         interrupt_until: None,
         pending_event: None,
     };
-    let mut ending = attempt.run_to_end(contact).await;
+    let mut ending = attempt.run_to_end(shim_contact).await;
     attempt.remove_control_group().await;
     ending.workspace = attempt.leave_workspace(ending.termination).await;
     attempt.kill_git_filters(ending.workspace.as_ref()).await;
     attempt.send_event(AttemptEvent::Ended(ending)).await;
 }
 
-/// In place of a [`run`] that died: ends whatever the attempt left, its shim too, and reports that as its end.
+/// Replaces a [`run_attempt`] that panicked: kills whatever the attempt left, including its
+/// shim, and reports that as its end.
 pub(crate) async fn report_dead_task(
     attempt_id: String,
     events: mpsc::Sender<(String, AttemptEvent)>,
     clock: Clock,
 ) {
-    let swept = kill_by_marker(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
-    let cleared = unproved_termination(swept.killed);
-    // Without a supervisor there is nobody to tell.
+    let sweep = kill_by_marker(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
+    let cleared = unproved_termination(sweep.killed);
+    // Without a supervisor the event has no receiver.
     let _ = events
         .send((
             attempt_id,
@@ -135,7 +140,8 @@ pub(crate) async fn report_dead_task(
         .await;
 }
 
-/// What a sweep has killed is dead; what it could not see may live.
+/// What a sweep by marker proves: the processes that it found are dead, but it may have missed
+/// some.
 fn unproved_termination(killed: u32) -> TerminationOutcome {
     TerminationOutcome {
         proved_empty: false,
@@ -158,22 +164,22 @@ struct AttemptTask {
     environment: AttemptEnvironment,
     transcript_reader: TranscriptReader,
     transcript: SpoolBatchReader,
-    /// The shim, where this process started it.
+    /// The shim, if this process started it.
     own_shim: Option<ProcessId>,
-    /// The shim that was connected last, whoever started it.
+    /// The shim that was connected last, also one that an earlier daemon started.
     shim: Option<ProcessId>,
-    /// The shim has said that there is a child.
+    /// The shim has reported that the child was started.
     spawned: bool,
-    /// Whom a shim that another process started was seen to have.
+    /// Processes that were seen below a shim of an earlier daemon.
     shim_descendants: ShimDescendants,
-    /// The lease that is on disk, or on its way there with `noting`.
+    /// The lease that is on disk, or is being written there by `lease_write`.
     stored_lease: Option<LeaseClock>,
     lease_write: Option<JoinHandle<()>>,
-    /// What ended it: the first thing that was decided on this side.
+    /// Why the attempt ends: the first cause that was decided on this side.
     cause: Option<EndCause>,
-    /// When KILL is due, once it was decided that it ends.
+    /// When SIGKILL is due, once the end was decided.
     kill_at: Option<BootTime>,
-    /// The agent was asked to end its turn, and has until then before its process is told.
+    /// The agent was asked to end its turn and has until then before its process is signaled.
     interrupt_until: Option<BootTime>,
     /// An event that waits for room.
     pending_event: Option<AttemptEvent>,
@@ -182,17 +188,17 @@ struct AttemptTask {
 /// How a connection to a shim ended.
 enum ShimParting {
     Reported(Box<Report>),
-    /// It said nothing: its report is on disk, or there is none.
+    /// Without a message: its report is on disk, or there is none.
     Closed,
-    /// It is stuck, and was given up.
+    /// It is stuck and was given up.
     Stuck,
-    /// The machine was started since: nothing of it is alive.
+    /// The machine was restarted since: no process of the attempt is alive.
     Rebooted,
 }
 
 impl AttemptTask {
-    async fn run_to_end(&mut self, contact: ShimContact) -> AttemptEnding {
-        let parting = match contact {
+    async fn run_to_end(&mut self, shim_contact: ShimContact) -> AttemptEnding {
+        let parting = match shim_contact {
             ShimContact::Launch { plan, token } => match self.launch(*plan, token).await {
                 Ok(connection) => self.follow_until_over(connection).await,
                 Err(ending) => {
@@ -219,8 +225,8 @@ impl AttemptTask {
         self.follow_until_over(connection).await
     }
 
-    /// Until the shim is over. A connection that closed is no dead shim: whoever greets it last takes the place of the
-    /// one before, and so does this daemon again.
+    /// Follows the shim to its end. A connection that closed does not mean a dead shim: the
+    /// last daemon that connects displaces the one before, so this daemon connects again.
     async fn follow_until_over(&mut self, mut connection: ShimConnection) -> ShimParting {
         let mut again_at = self.environment.clock.now();
         loop {
@@ -232,7 +238,7 @@ impl AttemptTask {
             let Some(found) = self.find_shim().await else {
                 return ShimParting::Closed;
             };
-            warn!(attempt_id = %self.id, "the connection to the shim was lost, and is there again");
+            warn!(attempt_id = %self.id, "reconnected to the shim");
             again_at = self
                 .environment
                 .clock
@@ -242,13 +248,14 @@ impl AttemptTask {
         }
     }
 
-    /// The shim, where another process started it.
+    /// The shim, if another process started it.
     fn adopted_shim(&self) -> Option<ProcessId> {
         self.shim.filter(|_| self.own_shim.is_none())
     }
 
-    /// The lease is on disk before the child may run, so that the next daemon knows how long a shim that does
-    /// not answer may have. Without it there was nothing but a workspace.
+    /// Starts the shim and launches the child. The lease is on disk before the child may run,
+    /// so that the next daemon knows how long a shim that does not answer may go on. Without
+    /// that file nothing was started.
     async fn launch(
         &mut self,
         mut plan: AttemptPlan,
@@ -257,12 +264,12 @@ impl AttemptTask {
         plan.child.cwd = self.enter_workspace(&plan.workspace).await?;
         self.enter_phase(OneTimePhase::Started, None);
         if let Err(error) = self.store_lease().await {
-            return Err(AttemptEnding::not_started("note the lease", &error));
+            return Err(AttemptEnding::not_started("store the lease", &error));
         }
-        let noted = self.store_resume_context(plan.resume.take(), &mut plan.child);
-        if let Err(error) = noted.await {
+        let stored = self.store_resume_context(plan.resume.take(), &mut plan.child);
+        if let Err(error) = stored.await {
             return Err(AttemptEnding::not_started(
-                "note what it goes on with",
+                "store the resume context",
                 &error,
             ));
         }
@@ -299,8 +306,9 @@ impl AttemptTask {
         self.transcript_reader.enter_phase(phase, pid, now);
     }
 
-    /// Ends what the attempt left, its shim too. That nobody is left can be proved of a shim that this process
-    /// started; of another one the relay waits for the end of the lease.
+    /// Kills what the attempt left, including its shim. Only below a shim that this process
+    /// started can it be proved that no process is left; otherwise the relay waits for the end
+    /// of the lease.
     async fn kill_everything(&self) -> TerminationOutcome {
         let clock = &self.environment.clock;
         if let Some(shim) = self.own_shim {
@@ -314,15 +322,15 @@ impl AttemptTask {
             None => 0,
         };
         let below = below + self.shim_descendants.kill_seen().await;
-        let swept = kill_by_marker(ATTEMPT_MARKER, &self.id, None, clock).await;
-        if !swept.is_clear {
+        let sweep = kill_by_marker(ATTEMPT_MARKER, &self.id, None, clock).await;
+        if !sweep.is_clear {
             warn!(attempt_id = %self.id, "processes of the attempt cannot be killed");
         }
-        unproved_termination(swept.killed + below)
+        unproved_termination(sweep.killed + below)
     }
 
     async fn send_event(&self, event: AttemptEvent) {
-        // Without a supervisor there is nobody to tell; the shim ends the child properly.
+        // Without a supervisor the event has no receiver; the shim still ends the child.
         let _ = self.events.send((self.id.clone(), event)).await;
     }
 }

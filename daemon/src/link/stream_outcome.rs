@@ -7,15 +7,15 @@ use baton_proto::v1::{Goodbye, GoodbyeCode};
 use tonic::{Code, Status};
 use tracing::info;
 
-/// How one stream, or one try at it, ended.
+/// How one stream, or one try to open it, ended.
 #[derive(Debug)]
 pub(super) enum StreamOutcome {
-    /// The relay had said Welcome.
+    /// The relay had sent Welcome.
     Lost(ReconnectPause),
     NotReached(ReconnectPause),
-    /// Somebody else speaks for this daemon now.
+    /// Another instance uses this daemon's id now.
     Superseded(ReconnectPause),
-    /// The credential is not taken, or not any more.
+    /// The relay does not accept the token, or no longer.
     Refused {
         message: String,
         welcomed: bool,
@@ -27,7 +27,7 @@ pub(super) enum StreamOutcome {
     SupervisorGone,
 }
 
-/// Why there is no stream for a while, and how long at least the relay wants it so.
+/// Why there is no stream for a while, and how long the relay asks to wait at least.
 #[derive(Debug)]
 pub(super) struct ReconnectPause {
     pub(super) why: String,
@@ -81,9 +81,9 @@ pub(super) fn on_status(status: &Status, welcomed: bool) -> StreamOutcome {
 }
 
 pub(super) fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
-    info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
+    info!(code = ?goodbye.code(), message = %goodbye.message, "the relay sent goodbye");
     let pause = ReconnectPause {
-        why: format!("the relay said goodbye: {}", goodbye.message),
+        why: format!("the relay sent goodbye: {}", goodbye.message),
         retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
     };
     match goodbye.code() {
@@ -107,16 +107,16 @@ pub(super) fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
     }
 }
 
-/// What to look at, where the cause tells.
+/// A hint for known causes.
 pub(super) fn error_hint(error: &str) -> &'static str {
     if error.contains("certificate") {
-        "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
+        "; check that --ca is the authority of the relay's certificate and --relay the host in it"
     } else {
         ""
     }
 }
 
-/// tonic's transport errors say the useful part in their sources.
+/// The useful part of tonic's transport errors is in their sources.
 pub(super) fn full_error_text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,6 +1,7 @@
-//! One file beneath a root. The kernel resolves the path and refuses whatever leads out, so nothing can be swapped
-//! between the look and the use: what is judged is what was opened. Only a regular file is ever opened for reading;
-//! opening a pipe can wait for ever, and opening a device can do something.
+//! Inspects one file beneath a root. The kernel resolves the path and refuses everything that
+//! leads out, so nothing can be swapped between the check and the use: the opened file is the
+//! one that is inspected. Only a regular file is opened for reading; opening a pipe can block
+//! for ever, and opening a device can have effects.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,21 +17,21 @@ use sha2::{Digest, Sha256};
 
 use crate::workspace::{open_beneath, opened_path};
 
-/// A file is hashed if that is asked for, or if it is not larger than this.
+/// A file is hashed if the contract has a hash, or if it is not larger than this.
 const HASHED_SIZE_MAX: u64 = 64 << 20;
 const READ_CHUNK_BYTES: usize = 256 * 1024;
 
-/// Names a file without opening what it is.
+/// Refers to a file without opening it.
 const PATH_ONLY_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 const READ_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
-/// Why a path has no receipt that could count.
+/// Why a path has no valid receipt.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileProblem {
-    #[error("no workspace directory is known, so nothing can be looked for")]
+    #[error("the workspace directory is unknown, so no file can be checked")]
     NoRoot,
     #[error("the workspace directory {} cannot be opened: {source}", root.display())]
     BadRoot { root: PathBuf, source: io::Error },
@@ -39,7 +40,7 @@ pub(super) enum FileProblem {
     #[error("it goes through too many links, or through one of the kernel's own")]
     TooManyLinks,
     #[error(
-        "it goes through a link, and this kernel cannot say whether that stays in the workspace"
+        "it goes through a link, and this kernel cannot check whether that stays in the workspace"
     )]
     UncheckedLink,
     #[error("it is {0}, not a regular file")]
@@ -52,11 +53,11 @@ pub(super) enum FileProblem {
     Unreadable(io::Error),
 }
 
-/// A root that is open: what is beneath it is found from here, whatever happens to its name.
+/// An opened root: paths beneath it are resolved from here, even if it is renamed.
 #[derive(Debug)]
 pub(super) struct OpenedRoot {
     directory: OwnedFd,
-    /// Without links.
+    /// Without symbolic links.
     path: Option<PathBuf>,
 }
 
@@ -73,7 +74,7 @@ pub(super) fn open_root(root: &Path) -> Result<OpenedRoot, FileProblem> {
     Ok(OpenedRoot { directory, path })
 }
 
-/// What is at a path that was checked. Stops reading when `stopped` says so.
+/// Inspects a checked path. Stops reading when `stopped` is set.
 pub(super) fn inspect_file(
     root: &OpenedRoot,
     required: &RequiredArtifact,
@@ -107,8 +108,8 @@ fn fill_receipt(
     receipt.is_file = true;
     receipt.resolved_path = resolved_path(root, &named).unwrap_or_default();
     record_stat(&stat, receipt);
-    let is_asked = !required.sha256.is_empty();
-    if !is_asked && receipt.size > HASHED_SIZE_MAX {
+    let is_hash_required = !required.sha256.is_empty();
+    if !is_hash_required && receipt.size > HASHED_SIZE_MAX {
         return Ok(());
     }
     match reopen_for_reading(&named) {
@@ -116,16 +117,16 @@ fn fill_receipt(
             receipt.sha256 = hash(file, stopped, receipt)?;
             Ok(())
         }
-        // Somebody else's file that is there all the same.
-        Err(_) if !is_asked => Ok(()),
+        // A file of another user exists even if it cannot be read.
+        Err(_) if !is_hash_required => Ok(()),
         Err(error) => Err(FileProblem::Unreadable(error)),
     }
 }
 
-/// The file's own name in the kernel; none where there is nothing.
+/// Opens the file without reading it; `None` when it does not exist.
 fn open_path_beneath(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, FileProblem> {
     let found = match open_beneath(root, path, PATH_ONLY_FLAGS) {
-        // A kernel or a sandbox without the call.
+        // The kernel or a sandbox does not have the call.
         Err(Errno::NOSYS | Errno::PERM) => open_without_links(root, path)?,
         found => found,
     };
@@ -138,8 +139,8 @@ fn open_path_beneath(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, Fil
     }
 }
 
-/// Part by part and through no link at all: that stays beneath the root on every kernel. A checked path has neither `..`
-/// nor a root of its own.
+/// Opens part by part without following any link, which stays beneath the root on every kernel.
+/// A checked path has no `..` and is relative.
 pub(super) fn open_without_links(
     root: &OwnedFd,
     path: &Path,
@@ -160,7 +161,7 @@ pub(super) fn open_without_links(
     Ok(Ok(at))
 }
 
-/// The very same file, for reading: no path is resolved again.
+/// The same file for reading: no path is resolved again.
 fn reopen_for_reading(named: &OwnedFd) -> io::Result<File> {
     let link = format!("/proc/self/fd/{}", named.as_raw_fd());
     Ok(File::from(openat(CWD, link, READ_FLAGS, Mode::empty())?))
@@ -178,7 +179,7 @@ fn record_stat(stat: &Stat, receipt: &mut ArtifactReceipt) {
     });
 }
 
-/// The hash of what was read in one go, if nothing changed meanwhile; otherwise it would be nobody's.
+/// The hash of the file, if it did not change while it was read.
 fn hash(
     mut file: File,
     stopped: &AtomicBool,
@@ -211,7 +212,7 @@ fn hash(
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What every write to a file moves.
+/// Values that change with every write to a file.
 fn change_stamp(stat: &Stat) -> (i64, i64, i64, i64, i64) {
     let nanos = |nanos| i64::try_from(nanos).unwrap_or(0);
     (
@@ -223,7 +224,7 @@ fn change_stamp(stat: &Stat) -> (i64, i64, i64, i64, i64) {
     )
 }
 
-/// Where links inside the root have led, relative to it.
+/// The path after following links inside the root, relative to it.
 fn resolved_path(root: &OpenedRoot, named: &OwnedFd) -> Option<String> {
     let path = opened_path(named).ok()?;
     let inner = path.strip_prefix(root.path.as_ref()?).ok()?;

@@ -1,6 +1,7 @@
-//! The files that a contract asks for, as they are on this machine. The daemon looks and the relay judges: a receipt says
-//! what was found at each path, beneath the attempt's workspace directory and nowhere else. Looking is off the loop and
-//! bounded in time, so that no file, however large or slow, keeps a heartbeat back.
+//! The files that a contract requires, as they are on this machine. The daemon inspects them
+//! and the relay decides: a receipt states what was found at each path, only beneath the
+//! attempt's workspace directory. The inspection runs outside the loop and has a time limit, so
+//! that no file, however large or slow, delays a heartbeat.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,32 +21,34 @@ mod file_inspection;
 #[cfg(test)]
 mod tests;
 
-/// For all files of a contract together.
+/// The time limit for all files of a contract together.
 pub const INSPECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Files that an attempt has to leave.
+/// The files that an attempt has to leave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequiredFiles {
     root: PathBuf,
     contract: CompletionContract,
 }
 
-/// A contract that asks for what nobody may look at.
+/// A contract with files that cannot be checked.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequiredFilesError {
-    #[error("the contract names {0} files; at most {PATHS_MAX} are looked for")]
+    #[error("the contract requires {0} files; at most {PATHS_MAX} can be checked")]
     TooMany(usize),
-    #[error("the contract's path {path:?} cannot be looked for: {fault}")]
+    #[error("the contract's path {path:?} cannot be checked: {fault}")]
     BadPath { path: String, fault: InvalidPath },
 }
 
 impl RequiredFiles {
-    /// None where nothing is asked for. Paths are checked here again: a relay may be older than its rules.
+    /// `None` when no file is required. Paths are checked again here, because the relay may be
+    /// an older version.
     pub fn new(
         root: &Path,
         contract: Option<&CompletionContract>,
     ) -> Result<Option<Self>, RequiredFilesError> {
-        let Some(contract) = contract.filter(|asked| !asked.required_artifacts.is_empty()) else {
+        let Some(contract) = contract.filter(|contract| !contract.required_artifacts.is_empty())
+        else {
             return Ok(None);
         };
         let count = contract.required_artifacts.len();
@@ -80,39 +83,41 @@ impl RequiredFiles {
         }
     }
 
-    /// What is there now, one receipt per path. What could not be looked at in time says so in its receipt.
+    /// Inspects the files, one receipt per path. A file that could not be inspected in time has
+    /// a receipt that says so.
     pub async fn inspect(&self, limit: Duration) -> Vec<ArtifactReceipt> {
-        // One place for each, so that whoever looks never waits.
+        // Room for all receipts, so that the inspecting thread never waits.
         let (found, mut receipts) = mpsc::channel(PATHS_MAX);
         let stop = StopOnDrop::default();
-        let (wanted, stopped) = (self.clone(), Arc::clone(&stop.0));
-        tokio::task::spawn_blocking(move || wanted.inspect_all(&found, &stopped));
-        let mut seen = Vec::new();
+        let (files, stopped) = (self.clone(), Arc::clone(&stop.0));
+        tokio::task::spawn_blocking(move || files.inspect_all(&found, &stopped));
+        let mut received = Vec::new();
         let all = async {
             while let Some(receipt) = receipts.recv().await {
-                seen.push(receipt);
+                received.push(receipt);
             }
         };
         if tokio::time::timeout(limit, all).await.is_err() {
-            warn!(root = %self.root.display(), ?limit, "no time to look at all required files");
+            warn!(root = %self.root.display(), ?limit, "not all required files could be checked in time");
         }
-        self.add_uninspected(&mut seen, limit);
-        seen
+        self.add_uninspected(&mut received, limit);
+        received
     }
 
-    /// The same, judged as the relay will: what a completion would be refused for now.
+    /// Inspects the files and judges them by the relay's rules: why a completion would be
+    /// refused now.
     pub async fn unmet_requirements(&self, limit: Duration) -> Vec<UnmetRequirement> {
         let receipts = self.inspect(limit).await;
         self.judge_receipts(&receipts)
     }
 
-    /// What of the contract these receipts leave open.
+    /// The requirements of the contract that these receipts do not meet.
     pub fn judge_receipts(&self, receipts: &[ArtifactReceipt]) -> Vec<UnmetRequirement> {
         let required = self.contract.required_artifacts.iter();
         unmet_requirements(required.map(to_required), receipts.iter().map(to_found))
     }
 
-    /// On a thread where waiting harms nobody.
+    /// Runs in a blocking thread.
     fn inspect_all(&self, found: &mpsc::Sender<ArtifactReceipt>, stopped: &AtomicBool) {
         let root = file_inspection::open_root(&self.root);
         for required in self.distinct_paths() {
@@ -132,17 +137,17 @@ impl RequiredFiles {
         required.filter(move |required| known.insert(required.path.as_str()))
     }
 
-    fn add_uninspected(&self, seen: &mut Vec<ArtifactReceipt>, limit: Duration) {
-        let words = format!("it could not be looked at within {limit:?}");
+    fn add_uninspected(&self, received: &mut Vec<ArtifactReceipt>, limit: Duration) {
+        let problem = format!("it could not be checked within {limit:?}");
         for required in self.distinct_paths() {
-            if seen.iter().all(|receipt| receipt.path != required.path) {
-                seen.push(problem_receipt(&required.path, words.clone()));
+            if received.iter().all(|receipt| receipt.path != required.path) {
+                received.push(problem_receipt(&required.path, problem.clone()));
             }
         }
     }
 }
 
-/// Whoever waited has gone: no file is read to its end for nobody.
+/// Stops the inspection when its caller is gone.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -179,7 +184,7 @@ fn to_found(receipt: &ArtifactReceipt) -> FileReceipt<'_> {
     }
 }
 
-/// Proto3 has no absent text.
+/// Proto3 strings have no absent value.
 fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }

@@ -1,4 +1,5 @@
-//! What is found, what is refused and why; and that nothing outside is ever read, whoever swaps what meanwhile.
+//! What is found, what is refused and why, and that nothing outside is ever read, even when
+//! files are swapped meanwhile.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -124,7 +125,7 @@ async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once
         assert!(!receipt.is_file && receipt.sha256.is_empty() && receipt.size == 0);
     }
     let unmet = wanted.judge_receipts(&receipts);
-    assert_eq!(unmet.len(), table.len(), "every one is named");
+    assert_eq!(unmet.len(), table.len(), "one for each path");
     assert_eq!(unmet[0].to_string(), "gone: missing");
 }
 
@@ -134,7 +135,7 @@ async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
     let nowhere = inspect_path(Path::new(""), "a").await;
     assert_eq!(
         nowhere.problem,
-        "no workspace directory is known, so nothing can be looked for"
+        "the workspace directory is unknown, so no file can be checked"
     );
     let missing = inspect_path(&root.join("gone"), "a").await;
     assert!(missing.problem.contains("cannot be opened"), "{missing:?}");
@@ -175,7 +176,7 @@ async fn a_path_that_is_asked_for_twice_has_one_receipt() {
     assert_eq!(twice.unmet_requirements(INSPECTION_TIMEOUT).await.len(), 2);
 }
 
-/// Without openat2 no link is followed at all; what needs none is found as always.
+/// Without openat2 no link is followed; files without links are found as usual.
 #[test]
 fn an_old_kernel_finds_files_and_follows_no_link() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
@@ -200,8 +201,8 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
     }
 }
 
-/// A link that another thread swaps between a file inside and one outside, as fast as it can: whatever is looked at, it
-/// is never the one outside.
+/// A link that another thread swaps between a file inside and one outside, as fast as it can:
+/// the file outside is never inspected.
 #[tokio::test]
 async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     const ROUNDS: u64 = 3_000;
@@ -221,7 +222,7 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
                     let draft = root.join("draft");
                     fs::hard_link(root.join(which), &draft).unwrap();
                     fs::rename(&draft, root.join("swapped")).unwrap();
-                    // Two names of one link are renamed to each other without effect.
+                    // Renaming two names of one link to each other has no effect.
                     let _ = fs::remove_file(&draft);
                     swaps.fetch_add(1, Ordering::Relaxed);
                 }
@@ -252,11 +253,11 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
     assert_eq!(inside + refused, rounds);
     assert!(
         swaps.load(Ordering::Relaxed) > 100,
-        "somebody swapped meanwhile"
+        "the link was swapped meanwhile"
     );
 }
 
-/// A file that grows while it is read has no hash, and that is said.
+/// A file that grows while it is read has no hash but a problem.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
@@ -281,11 +282,11 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
     assert!(receipt.sha256.is_empty() && receipt.is_file);
 }
 
-/// Large files are hashed only if somebody asks, and then not for longer than there is time.
+/// Large files are hashed only when the contract has a hash, and then within the time limit.
 #[tokio::test]
 async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
-    // Sparse: no disk is filled for it.
+    // Sparse, so that it does not fill the disk.
     let large = fs::File::create(root.join("large")).unwrap();
     large.set_len(1 << 40).unwrap();
     let receipt = inspect_path(root, "large").await;
@@ -300,5 +301,5 @@ async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
     };
     let asked = RequiredFiles::new(root, Some(&contract)).unwrap().unwrap();
     let receipts = asked.inspect(Duration::from_millis(50)).await;
-    assert_eq!(receipts[0].problem, "it could not be looked at within 50ms");
+    assert_eq!(receipts[0].problem, "it could not be checked within 50ms");
 }

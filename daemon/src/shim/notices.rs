@@ -7,25 +7,25 @@ use super::daemon_connection::PendingNotice;
 use super::{HIGHEST_VERSION, LOWEST_VERSION};
 use crate::clock::BootTime;
 
-/// What a connected daemon is told when it changes.
+/// The facts that a connected daemon gets when they change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ReportedFacts {
     started: bool,
     end: u64,
     stdin_done: StdinDone,
     spool_fails: bool,
-    /// Of the lease.
+    /// The limit of the lease.
     lease_limit: Option<BootTime>,
 }
 
 impl ReportedFacts {
-    pub(super) fn of_child(charge: &ChildProcess) -> Self {
+    pub(super) fn of_child(child: &ChildProcess) -> Self {
         Self {
             started: true,
-            end: charge.recorder.end(),
-            stdin_done: charge.stdin.done(),
-            spool_fails: charge.recorder.failure().is_some(),
-            lease_limit: Some(charge.lifecycle.lease().limit),
+            end: child.recorder.end(),
+            stdin_done: child.stdin.done(),
+            spool_fails: child.recorder.failure().is_some(),
+            lease_limit: Some(child.lifecycle.lease().limit),
         }
     }
 
@@ -62,21 +62,21 @@ pub(super) fn wrap_message(message: from_shim::Message) -> FromShim {
     }
 }
 
-/// The highest version that both speak.
+/// The highest version that both support.
 pub(super) fn common_version(greeting: &Greeting) -> Option<u32> {
     let highest = greeting.highest_version.min(HIGHEST_VERSION);
     (highest >= greeting.lowest_version.max(LOWEST_VERSION)).then_some(highest)
 }
 
-/// The newest word on what is owed.
+/// The message for a pending notice, with the current state.
 pub(super) fn notice_message(
-    owed: PendingNotice,
-    charge: Option<&ChildProcess>,
+    notice: PendingNotice,
+    child: Option<&ChildProcess>,
     version: u32,
 ) -> Option<from_shim::Message> {
     use from_shim::Message;
-    let Some(charge) = charge else {
-        return match owed {
+    let Some(child) = child else {
+        return match notice {
             PendingNotice::Presence => Some(Message::Presence(presence(version, None))),
             PendingNotice::Started
             | PendingNotice::StdinDone
@@ -85,39 +85,39 @@ pub(super) fn notice_message(
             | PendingNotice::Grown => None,
         };
     };
-    Some(match owed {
-        PendingNotice::Presence => Message::Presence(presence(version, Some(charge))),
-        PendingNotice::Started => Message::Started(charge.started()),
-        PendingNotice::StdinDone => Message::StdinDone(charge.stdin.done()),
-        PendingNotice::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
+    Some(match notice {
+        PendingNotice::Presence => Message::Presence(presence(version, Some(child))),
+        PendingNotice::Started => Message::Started(child.started()),
+        PendingNotice::StdinDone => Message::StdinDone(child.stdin.done()),
+        PendingNotice::SpoolFailed => Message::SpoolFailed(child.recorder.failure()?.clone()),
         PendingNotice::LeaseKept => Message::LeaseKept(LeaseKept {
-            limit_ms: charge.lifecycle.lease().limit.as_millis(),
+            limit_ms: child.lifecycle.lease().limit.as_millis(),
         }),
         PendingNotice::Grown => Message::Grown(Grown {
-            end: charge.recorder.end(),
+            end: child.recorder.end(),
         }),
     })
 }
 
-fn presence(version: u32, charge: Option<&ChildProcess>) -> Presence {
+fn presence(version: u32, child: Option<&ChildProcess>) -> Presence {
     let own = Presence {
         version,
         shim_pid: std::process::id().cast_signed(),
         says_lease_kept: true,
         ..Presence::default()
     };
-    let Some(charge) = charge else {
+    let Some(child) = child else {
         return own;
     };
     Presence {
-        attempt_id: charge.attempt_id.clone(),
-        started: Some(charge.started()),
-        transcript_end: charge.recorder.end(),
-        consumed: charge.recorder.consumed(),
-        stdin_done: charge.stdin.done().id,
-        lease: Some(super::lease_message::to_message(charge.lifecycle.lease())),
-        token: charge.token.clone(),
-        spool_failed: charge.recorder.failure().cloned(),
+        attempt_id: child.attempt_id.clone(),
+        started: Some(child.started()),
+        transcript_end: child.recorder.end(),
+        consumed: child.recorder.consumed(),
+        stdin_done: child.stdin.done().id,
+        lease: Some(super::lease_message::to_message(child.lifecycle.lease())),
+        token: child.token.clone(),
+        spool_failed: child.recorder.failure().cloned(),
         ..own
     }
 }

@@ -331,7 +331,7 @@ async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
         .wait_for_status(|status| {
             status
                 .disconnect_reason
-                .contains("no longer takes this token")
+                .contains("no longer accepts this token")
         })
         .await;
     assert_eq!(pids_of_attempt(&attempt).len(), 2, "shim and child live on");

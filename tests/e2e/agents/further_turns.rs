@@ -136,7 +136,7 @@ async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
             "{agent}: the agent heard which: {shown}"
         );
         assert!(
-            shown.contains("The agent was told, and has another turn."),
+            shown.contains("The agent was asked to create them and has another turn."),
             "{agent}: so does whoever reads: {shown}"
         );
     }

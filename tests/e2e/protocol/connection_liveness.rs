@@ -252,7 +252,7 @@ async fn a_credential_that_is_replaced_in_place_costs_nothing() {
         }
     })
     .await;
-    assert!(why.contains("no longer takes this token"), "{why}");
+    assert!(why.contains("no longer accepts this token"), "{why}");
     let (_, secret) = client.create_token("", Role::Daemon).await;
     std::fs::write(daemon.data.join("credential"), secret).unwrap();
     std::fs::write(&go_on, "").unwrap();

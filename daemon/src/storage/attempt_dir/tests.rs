@@ -1,4 +1,4 @@
-//! Names, what an attempt is, and what a removal takes with it and what not.
+//! File names, the stored description, and what a removal deletes and what it leaves.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -160,7 +160,7 @@ fn removal_takes_what_is_known_and_leaves_what_is_not() {
     fs::write(&segment, "x").unwrap();
     fs::write(place.spool_path().join("somebody's"), "x").unwrap();
     assert!(place.remove().is_err());
-    assert!(!place.has_meta().unwrap(), "it is nobody's any more");
+    assert!(!place.has_meta().unwrap(), "it is ignored from now on");
     assert_eq!(file_names(place.path()), ["spool"]);
     assert_eq!(file_names(&place.spool_path()), ["somebody's"]);
     assert_eq!(attempts.list().unwrap().len(), 1);
