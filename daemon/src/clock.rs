@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn manual_clock_wakes_sleepers_only_when_their_moment_comes() {
+    async fn a_manual_clock_wakes_sleepers_when_their_time_comes() {
         let clock = Clock::manual(BootTime::from_millis(1_000));
         let sleeper = clock.clone();
         let task =
@@ -185,7 +185,7 @@ mod tests {
     static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
 
     #[tokio::test]
-    async fn offsets_are_asked_at_every_reading_and_wake_sleepers() {
+    async fn offsets_are_read_every_time_and_wake_sleepers() {
         let clock = Clock::offset(
             || BOOT_AHEAD.load(Ordering::Relaxed),
             || WALL_AHEAD.load(Ordering::Relaxed),

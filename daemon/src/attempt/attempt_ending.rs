@@ -274,8 +274,9 @@ impl AttemptTask {
     /// before. An attempt that is canceled meanwhile has no result, because it would lack the
     /// files that were not checked.
     async fn check_required_files(&mut self, ending: &mut AttemptEnding) {
-        let wanted = self.required_files.as_ref();
-        let Some(files) = wanted.filter(|_| judge_ending(ending) != AttemptVerdict::Stopped) else {
+        let required = self.required_files.as_ref();
+        let Some(files) = required.filter(|_| judge_ending(ending) != AttemptVerdict::Stopped)
+        else {
             return;
         };
         let limit = match self.kill_at {
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_counts_by_when_the_child_ended_and_not_by_when_it_was_read() {
+    fn a_result_counts_by_when_the_child_ended() {
         let within = |at| {
             AttemptEnding::from_report(&ended(at, EndedBy::Child), None)
                 .child_ended
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_nobody_saw_dead_has_not_ended_at_the_beginning_of_time() {
+    fn a_child_whose_end_was_not_observed_has_no_end_time() {
         let report = Report {
             how: Some(report::How::Unseen(true)),
             empty: false,
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_report_there_is_no_result_and_what_never_started_had_no_effect() {
+    fn without_a_report_there_is_no_result() {
         let ending = AttemptEnding::without_report(TerminationOutcome::default(), None);
         assert!(matches!(ending.cause, EndCause::Lost) && ending.process_started);
         let refused = NotStarted {

@@ -39,18 +39,18 @@ fn encode(lease: LeaseClock) -> [u8; SIZE] {
     let mut block = [0; SIZE];
     let (body, checksum) = block.split_at_mut(SIZE - 4);
     let granted = u64::try_from(lease.ttl().as_millis()).unwrap_or(u64::MAX);
-    let words = [lease.limit().as_millis(), granted].map(u64::to_be_bytes);
+    let numbers = [lease.limit().as_millis(), granted].map(u64::to_be_bytes);
     body[..8].copy_from_slice(&MAGIC);
-    body[8..].copy_from_slice(words.as_flattened());
+    body[8..].copy_from_slice(numbers.as_flattened());
     checksum.copy_from_slice(&crc32fast::hash(body).to_be_bytes());
     block
 }
 
 fn decode(block: &[u8]) -> Option<LeaseClock> {
     let block: &[u8; SIZE] = block.try_into().ok()?;
-    let word = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
-    let limit = BootTime::from_millis(word(8)?);
-    let lease = LeaseClock::from_stored(limit, Duration::from_millis(word(16)?));
+    let number = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
+    let limit = BootTime::from_millis(number(8)?);
+    let lease = LeaseClock::from_stored(limit, Duration::from_millis(number(16)?));
     (*block == encode(lease)).then_some(lease)
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lease_stays_and_a_torn_file_says_nothing() {
+    fn the_last_lease_is_read_and_a_torn_file_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_lease(dir.path()), None);
         for limit in [500, 900] {

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_are_in_a_private_file_as_they_are_on_the_wire() {
+    fn the_resume_context_is_in_a_private_file_as_json() {
         let dir = tempfile::tempdir().unwrap();
         let resume = ResumeContext {
             previous_attempt_id: "before".to_owned(),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_does_not_take_it_says_so() {
+    fn a_resume_file_that_cannot_be_written_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
         assert!(write_resume_file(&gone, &ResumeContext::default()).is_err());

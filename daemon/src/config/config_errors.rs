@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once_and_each_in_a_line() {
+    fn all_configuration_errors_are_listed_one_per_line() {
         let faults = faults_of(
             "[agents.lint]\nkind = \"comand\"\nprogram = \"make\"\n[agents.gemini]\nkind = \"acp\"\n\
              [roots.src]\npath = \"/nowhere/at/all\"\n[limits]\nmemory_floor_percent = 200\n[agents.x]\nkind = \"claude\"\nmodle = 1\n",
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_toml_says_where_in_one_line() {
+    fn a_file_that_is_not_toml_is_an_error_with_its_line() {
         let faults = faults_of("[agents.x]\nkind = claude\n");
         assert_eq!(faults.len(), 1, "{faults:?}");
         assert!(
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_daemon_takes_has_no_fault() {
+    fn a_valid_configuration_has_no_errors() {
         let none: Vec<String> = Vec::new();
         assert_eq!(faults_of("[agents.claude]\nkind = \"claude\"\n"), none);
     }

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_what_may_be_meant() {
+    fn configuration_errors_name_the_key_and_a_similar_one() {
         for (broken, to_os_strings) in [
             ("[agents.x]\nkind = \"magic\"\n", &["magic"][..]),
             ("[agents.x]\nkind = \"command\"\n", &["program"]),

@@ -105,7 +105,7 @@ fn skipping_prompt_written_ends_its_timer_and_arms_what_follows() {
 }
 
 #[test]
-fn stream_idle_stands_still_while_a_tool_runs_and_each_tool_has_its_own_timer() {
+fn stream_idle_is_paused_while_a_tool_runs() {
     let mut timers = DeadlineTimers::new(all(100));
     entered(&mut timers, &[(OneTimePhase::FirstVisibleEventSeen, 0)]);
     timers.apply(TimerEvent::ToolStarted("a".into()), at(60));

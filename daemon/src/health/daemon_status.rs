@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_is_well_while_its_loop_turns_and_it_hears_the_relay() {
+    fn a_daemon_is_healthy_while_its_loop_turns_and_the_relay_answers() {
         let mut status = DaemonStatus::new("d", 4, at(0));
         assert!(matches!(
             status.problem(at(1)),

@@ -188,15 +188,20 @@ fn check_process_limits(slots: u32) -> [CheckFinding; 2] {
     ]
 }
 
-fn check_process_limit(subject: &str, resource: Resource, wanted: u64, flag: &str) -> CheckFinding {
+fn check_process_limit(
+    subject: &str,
+    resource: Resource,
+    required: u64,
+    flag: &str,
+) -> CheckFinding {
     match getrlimit(resource).current {
         None => CheckFinding::new(subject, CheckVerdict::Good, "no limit"),
-        Some(limit) if limit >= wanted => {
+        Some(limit) if limit >= required => {
             CheckFinding::new(subject, CheckVerdict::Good, format!("at most {limit}"))
         }
         Some(limit) => {
             let detail = format!(
-                "at most {limit}, but the configured slots may need {wanted}; raise the limit (ulimit {flag}, or the unit's limit)"
+                "at most {limit}, but the configured slots may need {required}; raise the limit (ulimit {flag}, or the unit's limit)"
             );
             CheckFinding::new(subject, CheckVerdict::Warning, detail)
         }
@@ -341,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_directory_is_writable_and_private_or_said_not_to_be() {
+    fn the_check_requires_a_writable_and_private_data_directory() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("deep/data");
         assert_eq!(

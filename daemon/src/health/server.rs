@@ -160,8 +160,8 @@ struct HealthReply<'a> {
 }
 
 fn build_response(request: &str, status: &DaemonStatus, now: BootTime) -> String {
-    let mut words = request.split_whitespace();
-    let (method, path) = (words.next(), words.next());
+    let mut parts = request.split_whitespace();
+    let (method, path) = (parts.next(), parts.next());
     let problem = match (method, path) {
         (Some("GET" | "HEAD"), Some("/healthz")) => status.problem(now),
         (Some("GET" | "HEAD"), Some("/livez")) => status.stuck_problem(now),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deaf_daemon_is_unhealthy_and_alive_and_other_questions_are_answered_too() {
+    fn a_daemon_without_answers_of_the_relay_is_unhealthy_but_alive() {
         let now = BootTime::from_millis(100_000);
         let mut status = well(now);
         let ask = |line: &str, status: &DaemonStatus, at: BootTime| {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_asked_over_a_socket_in_a_deep_directory_and_a_leftover_is_no_obstacle() {
+    async fn health_checks_work_in_a_deep_directory_with_a_leftover_socket() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("d".repeat(200));
         fs::create_dir(&dir).unwrap();

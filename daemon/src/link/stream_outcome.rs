@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_superseded_daemon_is_told_apart_from_one_that_lost_its_stream() {
+    fn a_superseded_daemon_differs_from_one_that_lost_its_stream() {
         let goodbye = |code: GoodbyeCode| Goodbye {
             code: code.into(),
             retry_after_ms: Some(7),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_without_a_common_version_is_not_dialed_again() {
+    fn a_relay_without_a_common_version_is_not_contacted_again() {
         let detail = ErrorDetail {
             code: refusals::VERSION_UNSUPPORTED.to_owned(),
             ..ErrorDetail::default()

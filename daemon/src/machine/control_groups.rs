@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_gets_a_group_with_its_limits_and_controllers_are_switched_on() {
+    async fn an_attempt_gets_a_group_with_its_limits() {
         let tree = tree("");
         let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let control = tree.path().join("unit/cgroup.subtree_control");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_tree_is_not_the_daemons_it_says_why() {
+    fn a_tree_that_is_not_delegated_is_an_error_with_its_reason() {
         let limits = limits();
         let busy = tree("1\n");
         let why = ControlGroups::open(busy.path(), "unit/daemon", &limits).unwrap_err();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn groups_of_attempts_that_nobody_knows_go() {
+    async fn groups_of_unknown_attempts_are_removed() {
         let tree = tree("");
         let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let (known, unknown) = (
@@ -240,7 +240,7 @@ mod tests {
 
     /// A plain directory does not become empty either.
     #[tokio::test]
-    async fn many_groups_that_do_not_empty_take_no_longer_than_one() {
+    async fn removing_many_busy_groups_takes_no_longer_than_one() {
         let tree = tree("");
         let groups = ControlGroups::open(tree.path(), "unit/daemon", &limits()).unwrap();
         let each = REMOVE_TRIES * REMOVE_PAUSE;

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn little_room_is_what_the_shared_rule_says() {
+    fn the_disk_is_low_by_the_shared_threshold() {
         assert_eq!(DiskMonitor::default().state(), DiskState::Fine);
         let threshold = low_disk_space_threshold(GIB);
         assert_eq!(looked(threshold, GIB).state(), DiskState::Fine);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_counts_until_one_succeeds_with_room_to_spare() {
+    fn a_failed_write_counts_until_one_succeeds_with_enough_room() {
         let mut disk = looked(GIB, GIB);
         disk.on_write_failed();
         assert_eq!(disk.state(), DiskState::Failing);

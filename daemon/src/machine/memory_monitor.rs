@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_tells_is_read() {
+    fn memory_figures_of_the_kernel_are_parsed() {
         let memory_share =
             parse_meminfo("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
         assert_eq!(memory_share.unwrap().available_percent(), 25);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_allow_list_the_task_and_batons_own_variables_get_through() {
+    fn a_child_gets_only_allowed_task_and_baton_variables() {
         let daemon = [
             ("PATH", "/bin"),
             ("LC_ALL", "C"),

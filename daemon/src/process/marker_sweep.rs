@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_carries_the_marker_is_killed_and_nothing_else() {
+    async fn only_processes_with_the_marker_are_killed() {
         let (daemon, attempt) = (id(), id());
         let mut mine = sleeper(&daemon, &attempt);
         let spared = sleeper(&daemon, &attempt);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whom_a_marked_process_started_is_killed_with_an_empty_environment_too() {
+    async fn descendants_of_a_marked_process_are_killed_without_a_marker() {
         let attempt = id();
         let mut parent = Command::new("sh");
         parent
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn processes_of_attempts_that_nobody_knows_are_strangers() {
+    async fn processes_of_unknown_attempts_are_killed() {
         let (daemon, known) = (id(), id());
         let mut stranger = sleeper(&daemon, &id());
         let ours = sleeper(&daemon, &known);

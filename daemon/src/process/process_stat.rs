@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_holds_this_process() {
+    fn the_process_table_contains_this_process() {
         let own = i32::try_from(std::process::id()).unwrap();
         let table = process_table().unwrap();
         let stat = table.iter().find(|stat| stat.id.pid == own).unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_not_there_and_what_cannot_be_read_is_no_answer() {
+    fn a_missing_process_is_absent_and_a_failed_read_is_an_error() {
         assert_eq!(read(i32::MAX).unwrap(), None);
         assert_eq!(environment_variable(i32::MAX, "PATH").unwrap(), None);
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {

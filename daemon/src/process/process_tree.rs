@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_in_any_order_and_strangers_are_not() {
+    fn descendants_are_found_in_any_order() {
         let table = vec![
             ProcessStat::sample(103, 102, 102, 53),
             ProcessStat::sample(102, 101, 102, 52), // left by setsid

@@ -57,7 +57,7 @@ async fn inspect_path(root: &Path, path: &str) -> ArtifactReceipt {
 }
 
 #[tokio::test]
-async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
+async fn a_receipt_has_size_hash_time_and_the_resolved_path() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("out", root.join("linked")).unwrap();
@@ -82,7 +82,7 @@ async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once() {
+async fn paths_that_are_no_file_or_lead_out_are_refused() {
     let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     symlink(outside.join("secret"), root.join("absolute")).unwrap();
     symlink("../outside/secret", root.join("relative")).unwrap();
@@ -130,7 +130,7 @@ async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once
 }
 
 #[tokio::test]
-async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
+async fn a_missing_root_is_reported_in_the_receipt() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let nowhere = inspect_path(Path::new(""), "a").await;
     assert_eq!(
@@ -145,7 +145,7 @@ async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
 }
 
 #[test]
-fn paths_are_checked_again_here() {
+fn the_daemon_checks_the_paths_of_a_contract_again() {
     let asked = |paths: &[&str]| CompletionContract {
         required_artifacts: paths.iter().map(|path| required(path)).collect(),
         ..CompletionContract::default()
@@ -169,7 +169,7 @@ fn paths_are_checked_again_here() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_asked_for_twice_has_one_receipt() {
+async fn a_path_that_is_required_twice_has_one_receipt() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let twice = required_files(root, &["a", "a"]);
     assert_eq!(twice.inspect(INSPECTION_TIMEOUT).await.len(), 1);
@@ -204,7 +204,7 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
 /// A link that another thread swaps between a file inside and one outside, as fast as it can:
 /// the file outside is never inspected.
 #[tokio::test]
-async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
+async fn a_swapped_link_never_leads_out_of_the_workspace() {
     const ROUNDS: u64 = 3_000;
     let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
@@ -259,7 +259,7 @@ async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
 
 /// A file that grows while it is read has no hash but a problem.
 #[test]
-fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
+fn a_file_that_changes_while_it_is_read_is_reported() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let path = root.join("log");
     fs::write(&path, vec![1; 8 << 20]).unwrap();
@@ -284,7 +284,7 @@ fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
 
 /// Large files are hashed only when the contract has a hash, and then within the time limit.
 #[tokio::test]
-async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
+async fn a_large_file_is_hashed_only_when_required_and_in_time() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     // Sparse, so that it does not fill the disk.
     let large = fs::File::create(root.join("large")).unwrap();

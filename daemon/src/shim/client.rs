@@ -113,8 +113,8 @@ pub(crate) fn start_shim(
     directory: &Path,
     markers: ShimMarkers<'_>,
 ) -> io::Result<ShimConnection> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    ours.set_nonblocking(true)?;
+    let (daemon_end, shim_end) = std::os::unix::net::UnixStream::pair()?;
+    daemon_end.set_nonblocking(true)?;
     let mut command = Command::new(&shim.program);
     command
         .args(&shim.args)
@@ -125,7 +125,7 @@ pub(crate) fn start_shim(
         .envs(shim.environment.iter().cloned())
         .env(ATTEMPT_MARKER, markers.attempt_id)
         .env(DAEMON_MARKER, markers.daemon_id)
-        .stdin(OwnedFd::from(theirs))
+        .stdin(OwnedFd::from(shim_end))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let (child, id) = start_registered(|| {
@@ -134,7 +134,7 @@ pub(crate) fn start_shim(
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
         Ok::<_, io::Error>((id, (child, id)))
     })?;
-    let stream = UnixStream::from_std(ours)?;
+    let stream = UnixStream::from_std(daemon_end)?;
     Ok(ShimConnection::new(stream, Some(id), Some(child)))
 }
 
@@ -335,9 +335,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn renewals_and_orders_do_not_wait_behind_what_a_child_is_to_read() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut connection = ShimConnection::new(ours, None, None);
+    async fn renewals_and_orders_are_sent_before_stdin() {
+        let (daemon_end, _theirs) = UnixStream::pair().unwrap();
+        let mut connection = ShimConnection::new(daemon_end, None, None);
         connection.push_stdin(Stdin {
             id: 1,
             ..Stdin::default()

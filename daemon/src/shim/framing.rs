@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_whole_however_their_bytes_come_in() {
+    fn messages_are_decoded_from_bytes_in_any_pieces() {
         let sent = [stdin(1, 0), stdin(2, 100_000), stdin(3, 5)];
         let mut out = BytesMut::new();
         for message in &sent {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_or_a_body_that_makes_no_sense_is_an_error_before_it_costs_memory() {
+    fn an_invalid_length_is_an_error_before_memory_is_used() {
         let mut decoder = MessageDecoder::default();
         decoder.feed(&u32::MAX.to_be_bytes());
         let refused = decoder.next_message::<ToShim>();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_of_a_newer_version_is_a_message_without_content() {
+    fn a_message_of_a_newer_version_has_no_content() {
         let mut decoder = MessageDecoder::default();
         // Field 200, length-delimited, empty.
         decoder.feed(&[0, 0, 0, 3, 0xc2, 0x0c, 0]);

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_came_to_read_is_counted_as_lost() {
+    fn unread_output_is_counted_as_lost() {
         let dir = tempfile::tempdir().unwrap();
         let writer = SpoolWriter::create(dir.path().join("spool")).unwrap();
         let ((stdout, out), (stderr, err)) = (pipe().unwrap(), pipe().unwrap());
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_refused_is_lost_with_all_behind_it_and_said_to_be_refused() {
+    fn refused_output_is_lost_with_all_after_it_and_reported() {
         let (stdout, out) = pipe().unwrap();
         let (stderr, _err) = pipe().unwrap();
         let dir = tempfile::tempdir().unwrap();

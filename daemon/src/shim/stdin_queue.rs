@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_the_child_is_kept_for_it() {
+    fn messages_before_the_child_starts_are_kept_for_it() {
         let (reader, writer) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();
         let mut queue = StdinQueue::default();
         queue.push(message(1, b"early", true)).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_is_waited_for_and_too_much_is_refused() {
+    fn writing_waits_for_a_full_pipe_and_too_much_is_refused() {
         let (reader, mut queue) = queue();
         let large = Bytes::from(vec![1; WAITING]);
         let first = Stdin {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_closed_its_stdin_refuses_and_one_that_is_being_ended_gets_no_more() {
+    fn a_closed_or_stopped_stdin_gets_nothing_more() {
         let (reader, mut queue) = queue();
         drop(reader);
         queue.push(message(1, b"x", false)).unwrap();

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_in_a_files_place_keeps_no_reader_waiting() {
+    fn a_pipe_instead_of_a_file_does_not_block_the_reader() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attempt");
         mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();

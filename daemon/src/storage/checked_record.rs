@@ -55,12 +55,12 @@ pub(crate) fn read_record(file: &[u8], at: usize) -> CheckedRead<'_> {
     let Some((header, body)) = rest.split_at_checked(HEADER_BYTES) else {
         return CheckedRead::Torn;
     };
-    let word = |from: usize| {
-        let mut word = [0; 4];
-        word.copy_from_slice(&header[from..from + 4]);
-        word
+    let header_number = |from: usize| {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&header[from..from + 4]);
+        bytes
     };
-    let (number, number_crc, crc) = (word(0), word(4), word(8));
+    let (number, number_crc, crc) = (header_number(0), header_number(4), header_number(8));
     let length = usize::try_from(u32::from_be_bytes(number)).unwrap_or(usize::MAX);
     if crc32fast::hash(&number).to_be_bytes() != number_crc || length > MESSAGE_BYTES_MAX {
         return CheckedRead::Damaged { is_last: false };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_a_file_ends_in_a_torn_record_and_never_in_another_message() {
+    fn every_cut_of_a_file_ends_in_a_torn_record() {
         let (file, second) = two();
         for length in 0..file.len() {
             let cut = &file[..length];

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten_and_only_so_many_are_kept() {
+    fn removed_conversations_are_dropped_and_their_number_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let mut conversations = ConversationStore::open(dir.path()).unwrap();
         for n in 0..=CONVERSATIONS_MAX as u64 {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_passed_over() {
+    fn an_unreadable_conversation_file_is_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let mut conversations = ConversationStore::open(dir.path()).unwrap();
         let own = conversing(1, "a");

@@ -120,7 +120,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn without_a_boot_id_there_is_no_daemon() {
+    fn a_daemon_does_not_start_without_a_boot_id() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("boot_id");
         let open = || DaemonIdentity::open(dir.path(), &file);

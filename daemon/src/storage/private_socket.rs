@@ -17,8 +17,8 @@ pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let held = open_dir(dir)?;
-    let listener = UnixListener::bind(descriptor_path(&held, name))?;
+    let dir_fd = open_dir(dir)?;
+    let listener = UnixListener::bind(descriptor_path(&dir_fd, name))?;
     fs::set_permissions(&path, Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)

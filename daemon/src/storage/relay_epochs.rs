@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_daemon_still_refuses_relays_of_the_past() {
+    fn a_restarted_daemon_still_refuses_replaced_relays() {
         let dir = tempfile::tempdir().unwrap();
         let mut epochs = read_relay_epochs(dir.path()).unwrap();
         assert_eq!(epochs.take_unsaved(), None);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_incarnations_the_oldest_is_forgotten_first() {
+    fn the_oldest_incarnation_is_dropped_first() {
         let mut epochs = RelayEpochs::default();
         let last = ENDED_INCARNATIONS_MAX + 1;
         for number in 0..=last {

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shim_is_deaf_when_it_lacks_a_renewal_and_half_of_what_it_has_is_over() {
+    fn a_shim_is_unresponsive_when_half_its_lease_passed_without_a_renewal() {
         let at = BootTime::from_millis;
         let ttl = std::time::Duration::from_secs(30);
         let first = LeaseClock::from_grant(at(0), ttl);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_find_no_room_wait_and_are_told_once() {
+    fn answers_without_room_are_queued_and_delivered_once() {
         let (mut running, mut receiver) = RunningAttempt::new(None, ShimReach::Linked, 0);
         for number in (0..2 * ANSWER_QUEUE).chain(ANSWER_QUEUE..2 * ANSWER_QUEUE) {
             running.deliver_answer(answer(number));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shim_forgets_only_what_lies_before_a_stored_state() {
+    fn the_shim_drops_only_the_transcript_before_a_stored_state() {
         let (mut running, receiver) = RunningAttempt::new(None, ShimReach::Linked, 0);
         // Output, then stderr from 10 on that only the snapshot at 40 covers.
         for (position, retain_from) in [(10, 10), (20, 10), (30, 10), (40, 40), (50, 50)] {

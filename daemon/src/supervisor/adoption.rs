@@ -242,7 +242,7 @@ fn adopt(
     state: AdoptionState,
     environment: &AttemptEnvironment,
 ) -> AdoptedAttempt {
-    let (held, input) = match state {
+    let (attempt, input) = match state {
         AdoptionState::Finished => (SupervisedAttempt::restore_finished(recovered), None),
         AdoptionState::NeverStarted => (
             SupervisedAttempt::restore_unstarted(recovered, &environment.clock),
@@ -252,7 +252,7 @@ fn adopt(
     };
     AdoptedAttempt {
         id: dir.id,
-        attempt: held,
+        attempt,
         run: input,
     }
 }
@@ -296,8 +296,8 @@ fn resume_attempt(
         position,
         shim_contact: contact,
     };
-    let (held, control) = SupervisedAttempt::restore_running(recovered, token, lease, reach);
-    (held, Some((input, control)))
+    let (attempt, control) = SupervisedAttempt::restore_running(recovered, token, lease, reach);
+    (attempt, Some((input, control)))
 }
 
 impl Supervisor {

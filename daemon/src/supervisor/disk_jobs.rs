@@ -107,7 +107,10 @@ impl DiskJobs {
     /// The disk accepts writes: frames that are only in memory are written. What finds no room now
     /// is submitted after the next check.
     fn submit_repairs(&self, attempts: &mut AttemptTable) {
-        for attempt in attempts.values_mut().filter(|held| held.needs_repair()) {
+        for attempt in attempts
+            .values_mut()
+            .filter(|attempt| attempt.needs_repair())
+        {
             let Ok(room) = self.writer.jobs.try_reserve() else {
                 return;
             };
@@ -226,7 +229,7 @@ impl Supervisor {
                 self.submit_jobs();
                 let has_jobs = self.disk.has_removals()
                     || self.conversations.has_unsaved()
-                    || self.attempts.values().any(|held| held.has_disk_job());
+                    || self.attempts.values().any(|attempt| attempt.has_disk_job());
                 if !has_jobs {
                     return self.disk.writer.finish().await;
                 }

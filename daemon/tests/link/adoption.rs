@@ -1,4 +1,4 @@
-//! Daemons that are killed and come back, and machines that are started again.
+//! Daemons that are killed and restarted, and machines that are rebooted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::test_daemon::{
     DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
 };
 
-/// Of a look at the process table, and of a busy machine.
+/// Time for a scan of the process table on a busy machine.
 pub(crate) const PROCESS_SCAN_MARGIN: Duration = Duration::from_secs(1);
 
-/// A child's command that waits for a file and says what is in it.
+/// A child's command that waits for a file and prints its contents.
 pub(crate) fn wait_for_file_script(file: &Path) -> String {
     format!(
         "until [ -e {0} ]; do sleep 0.02; done; cat {0}",
@@ -28,7 +28,7 @@ pub(crate) fn wait_for_file_script(file: &Path) -> String {
     )
 }
 
-/// What such a child waits for, whole at once.
+/// Writes the file that such a child waits for, atomically.
 pub(crate) fn write_text(file: &Path, text: &str) {
     let draft = file.with_extension("draft");
     std::fs::write(&draft, text).expect("a file can be written");
@@ -78,7 +78,7 @@ pub(crate) async fn until_receipt(session: &mut FakeRelaySession) -> Termination
     }
 }
 
-/// The numbers of all control frames that came, which must follow each other from `first` on.
+/// Checks that the control frames are numbered without a gap from `first` on.
 fn assert_unbroken(session: &FakeRelaySession, first: u64) {
     let numbers: Vec<u64> = session
         .control_after(0)
@@ -90,7 +90,7 @@ fn assert_unbroken(session: &FakeRelaySession, first: u64) {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
+async fn the_next_daemon_goes_on_where_a_killed_one_stopped() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -111,7 +111,7 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
     session.ack(&attempt, last_seen, 0).await;
     first.kill().await;
     drop(session);
-    // Said while no daemon is there.
+    // Printed while no daemon runs.
     write_text(&second, "two\n");
 
     let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -142,7 +142,7 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
     wanted.extend(["one", "first", "two", "three", "last"]);
     seen.sort_unstable();
     wanted.sort_unstable();
-    assert_eq!(seen, wanted, "no gap and no duplicate");
+    assert_eq!(seen, wanted, "a gap or a duplicate");
     assert_eq!(error.final_offset, output.len() as u64);
     assert_unbroken(&session, last_seen + 1);
     session
@@ -152,7 +152,7 @@ async fn a_killed_daemon_is_followed_by_one_that_goes_on_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ended() {
+async fn an_end_without_a_daemon_is_reported_with_its_own_time() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -170,7 +170,7 @@ async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ende
     drop(session);
     write_text(&go_on, "two\n");
     wait_until_gone(&attempt).await;
-    // The lease is over when the next daemon comes.
+    // The lease has ended when the next daemon starts.
     clock
         .sleep_until(killed.after(Duration::from_millis(1_600)))
         .await;
@@ -199,7 +199,7 @@ async fn what_ended_while_no_daemon_was_there_is_told_and_judged_by_when_it_ende
 }
 
 #[tokio::test]
-async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_the_receipt() {
+async fn a_lease_that_ends_without_a_daemon_is_reported_by_the_next_one() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -235,11 +235,11 @@ async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_t
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.group_empty && receipt.killed && receipt.process_started);
     assert_eq!(receipt.loss(), LossCause::LeaseEnded);
-    assert_eq!(session.terminal_count(), 0, "no result was made up");
+    assert_eq!(session.terminal_count(), 0, "a result was invented");
 }
 
 #[tokio::test]
-async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_restart() {
+async fn an_unconfirmed_attempt_is_returned_after_a_restart() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -273,7 +273,7 @@ async fn an_attempt_that_was_never_confirmed_ends_as_not_confirmed_after_a_resta
 }
 
 #[tokio::test]
-async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
+async fn after_a_reboot_attempts_end_without_waiting() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -287,7 +287,7 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
     let shim = shim_of(child);
     first.kill().await;
     drop(session);
-    // What a reboot does: all processes are gone, and nobody has written a report.
+    // What a reboot does: all processes are gone, and there is no report.
     signal(shim, Signal::KILL);
     wait_until_gone(&attempt).await;
     home.set_boot_id("the second boot");
@@ -302,17 +302,18 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
         .welcome(vec![adopt_settlement(&attempt, 0, 0)])
         .await;
     let receipt = until_receipt(&mut session).await;
-    // Whether that was a reboot or a copy of the directory is for the relay to say: it knows the boot ids.
+    // Only the relay can decide whether that was a reboot or a copy of the directory: it has
+    // the boot ids.
     assert!(!receipt.group_empty && receipt.process_started && !receipt.killed);
     assert_eq!(
         session.output(),
         b"up\n",
-        "what was said before is not lost"
+        "output before the reboot is lost"
     );
 }
 
 #[tokio::test]
-async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
+async fn a_daemon_with_attempts_waits_for_a_valid_token() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -334,7 +335,11 @@ async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
                 .contains("no longer accepts this token")
         })
         .await;
-    assert_eq!(pids_of_attempt(&attempt).len(), 2, "shim and child live on");
+    assert_eq!(
+        pids_of_attempt(&attempt).len(),
+        2,
+        "shim and child are alive"
+    );
     std::fs::write(&token, "btn_test\n").unwrap();
     let (_session, hello) = relay.accept().await;
     assert_eq!(
@@ -344,7 +349,7 @@ async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
 }
 
 #[tokio::test]
-async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
+async fn a_bad_entry_in_the_data_directory_does_not_stop_the_daemon() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let attempts = home.path().join("data/attempts");
@@ -356,7 +361,7 @@ async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
 }
 
 #[tokio::test]
-async fn a_shim_has_nothing_of_its_daemons_environment() {
+async fn a_shim_inherits_nothing_of_the_daemons_environment() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;

@@ -17,7 +17,7 @@ use crate::fake_relay::{FakeRelay, TEST_TIMEOUT, attempt, shell};
 use crate::test_daemon::{LinkTestDaemon, is_alive};
 
 #[tokio::test]
-async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream() {
+async fn without_renewals_the_child_is_dead_at_the_lease_limit() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -62,7 +62,7 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
 }
 
 #[tokio::test]
-async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
+async fn a_cancel_stops_the_child_and_a_second_one_changes_nothing() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -98,7 +98,7 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
     assert!(receipt.group_empty && !receipt.killed);
     assert_eq!(session.output(), b"term\n");
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // An offer that nobody confirmed is canceled without a process.
+    // An attempt that was not confirmed is canceled without a process.
     let offered = fake_relay::attempt();
     session.dispatch(&offered, shell("true")).await;
     session
@@ -119,7 +119,7 @@ async fn cancel_reaches_the_child_and_a_second_one_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result() {
+async fn a_fenced_attempt_is_killed_and_sends_only_a_receipt() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -144,7 +144,7 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
     let frame = session
         .until_frame(|body| matches!(body, Body::Receipt(_)))
         .await;
-    // The relay knows nothing of it any more: then there is nothing to keep.
+    // The relay does not know the attempt any more, so nothing has to be kept.
     session
         .refuse(&abandoned, frame.control_seq, refusals::UNKNOWN_ATTEMPT)
         .await;
@@ -152,7 +152,7 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
     daemon.wait_for_status(|status| status.running == 0).await;
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     drop(session);
     let (_, hello) = relay.accept().await;
@@ -160,7 +160,7 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
 }
 
 #[tokio::test]
-async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
+async fn a_draining_daemon_finishes_its_work_and_refuses_more() {
     let mut relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -180,7 +180,7 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
         .last()
         .is_none_or(|beat| beat.status() != DaemonStatus::Draining)
     {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     session.dispatch(&attempt(), shell("true")).await;
     let frame = session
@@ -210,7 +210,7 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
 }
 
 #[tokio::test]
-async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
+async fn attempts_that_outlast_the_drain_are_killed_with_a_receipt() {
     let mut relay = FakeRelay::start().await;
     let daemon =
         LinkTestDaemon::start_with(&relay.url, |config| config.drain = Duration::from_secs(4));

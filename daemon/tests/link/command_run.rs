@@ -1,4 +1,4 @@
-//! From the offer to the end of a command: phases, output, failures, refusals.
+//! From the dispatch to the end of a command: phases, output, failures, refusals.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::fake_relay::{FakeRelay, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
 #[tokio::test]
-async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt() {
+async fn a_command_runs_after_its_lease_is_confirmed() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let (mut session, hello) = relay.accept().await;
@@ -90,12 +90,12 @@ async fn a_command_sees_its_prompt_and_an_environment_of_allowed_names() {
     for wanted in ["GREETING=world\n", "PATH=", &traceparent, &marker] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // cargo sets many of these for the test; none is the child's business.
+    // cargo sets many variables for the test; the child must get none of them.
     assert!(!text.contains("CARGO"), "{text}");
 }
 
 #[tokio::test]
-async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
+async fn a_failure_has_its_code_its_exit_and_the_tail_of_stderr() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -143,11 +143,12 @@ async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
         (error.failure_code.as_str(), error.timer()),
         ("stream_idle_timeout", TimerKind::StreamIdle)
     );
-    // Known to the relay from the moment on in which it is ended, should no last word follow.
-    let told = session.control_after(0);
-    let passed = told.iter().filter_map(|(_, body)| match body {
-        Some(Body::Lifecycle(told)) if told.phase() == LifecyclePhase::CleanupStarted => {
-            Some(told.deadline())
+    // The relay knows the deadline from when the attempt is being ended, even if no terminal
+    // frame follows.
+    let reported = session.control_after(0);
+    let passed = reported.iter().filter_map(|(_, body)| match body {
+        Some(Body::Lifecycle(reported)) if reported.phase() == LifecyclePhase::CleanupStarted => {
+            Some(reported.deadline())
         }
         _ => None,
     });
@@ -167,7 +168,7 @@ async fn without_a_confirmation_there_is_no_process() {
     session.dispatch(&attempt, dispatch.clone()).await;
     let frame = session.next_attempt_frame().await;
     assert!(matches!(frame.body, Some(Body::Accepted(_))));
-    // The same offer again gets the same answer.
+    // The same dispatch again gets the same answer.
     session.dispatch(&attempt, dispatch).await;
     assert!(matches!(
         session.next_attempt_frame().await.body,
@@ -179,7 +180,8 @@ async fn without_a_confirmation_there_is_no_process() {
     };
     assert_eq!(rejected.code(), RejectCode::NotConfirmed);
     session.ack(&attempt, frame.control_seq, 0).await;
-    // A confirmation that comes too late starts nothing, and an old attempt is not taken again.
+    // A confirmation that comes too late starts nothing, and an old attempt is not accepted
+    // again.
     session
         .command(
             &attempt,
@@ -221,7 +223,7 @@ async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
 }
 
 #[tokio::test]
-async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
+async fn the_largest_possible_dispatch_is_accepted() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -233,7 +235,7 @@ async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_with_its_reason() {
+async fn unsuitable_dispatches_are_refused_with_a_reason() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -280,7 +282,7 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_at_the_start_ends_the_daemon() {
+async fn a_token_refused_at_the_start_ends_the_daemon() {
     let relay = FakeRelay::start().await;
     let daemon = LinkTestDaemon::start_with(&relay.url, |config| {
         std::fs::write(&config.token_file, "btn_other\n").unwrap();

@@ -24,7 +24,7 @@ use crate::test_daemon::{
 use crate::traced::{detach, trace};
 
 #[tokio::test]
-async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
+async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_sent() {
     let mut relay = FakeRelay::start().await;
     let mut daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -42,7 +42,7 @@ async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
     daemon.wait_for_status(|status| status.running == 0).await;
 }
 
-/// A process that no look at environments finds, and its number as the attempt's output.
+/// A process without a marker in its environment; its pid is the attempt's output.
 const HIDDEN_CHILD_SCRIPT: &str =
     "(env -i setsid sh -c 'echo $$; exec sleep 600' &); while :; do sleep 600; done";
 
@@ -53,7 +53,7 @@ async fn read_hidden_pid(session: &mut FakeRelaySession) -> u32 {
 }
 
 #[tokio::test]
-async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
+async fn no_process_escapes_the_daemon_when_its_shim_is_killed() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -68,7 +68,7 @@ async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
 }
 
 #[tokio::test]
-async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
+async fn for_a_shim_of_an_earlier_daemon_nothing_is_proved() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -85,9 +85,9 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
     session
         .welcome(vec![keep_settlement(&attempt, 0, 0, granted)])
         .await;
-    // By then the new daemon has looked whom the shim has.
+    // By then the new daemon has scanned the shim's descendants.
     while session.heartbeats.len() < 2 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     signal(shim, Signal::KILL);
     let receipt = until_receipt(&mut session).await;
@@ -97,13 +97,13 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
     );
     assert!(
         pids_of_attempt(&attempt).is_empty(),
-        "what can be seen is dead"
+        "visible processes are alive"
     );
-    assert!(!is_alive(hidden), "and so is whom it was seen to have");
+    assert!(!is_alive(hidden), "a scanned process is alive");
 }
 
 #[tokio::test]
-async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
+async fn no_process_escapes_below_a_stuck_shim_of_an_earlier_daemon() {
     for answers in [false, true] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -137,7 +137,7 @@ async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
+async fn an_attempt_is_returned_when_the_daemon_dies_during_its_launch() {
     for comes_up in [true, false] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -155,17 +155,17 @@ async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
         let mut session = relay.welcome().await;
         let attempt = attempt();
         let mut dispatch = shell("echo ran");
-        // More than a socket takes before somebody reads.
+        // More than a socket buffers before it is read.
         dispatch.prompt = "x".repeat(1_000_000);
         session.run(&attempt, dispatch).await;
-        let begun = async {
+        let start = async {
             while pids_of_attempt(&attempt).is_empty() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(TEST_TIMEOUT, begun)
+        tokio::time::timeout(TEST_TIMEOUT, start)
             .await
-            .expect("no shim");
+            .expect("no shim was started");
         first.kill().await;
         drop(session);
         if comes_up {
@@ -196,7 +196,7 @@ async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
 }
 
 #[tokio::test]
-async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
+async fn a_killed_shim_causes_a_cut_of_unknown_length() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -221,7 +221,7 @@ async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
 }
 
 #[tokio::test]
-async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
+async fn a_displaced_daemon_reconnects_to_its_shim() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -232,8 +232,8 @@ async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
     session.run(&attempt, shell(&script)).await;
     session.until_output().await;
     let child = session.pid();
-    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
-    let mut stranger = UnixStream::connect(place.join(SOCKET_FILE))
+    let attempt_dir = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let mut stranger = UnixStream::connect(attempt_dir.join(SOCKET_FILE))
         .await
         .expect("a socket");
     let greeting = ToShim {
@@ -245,11 +245,11 @@ async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
     };
     let mut bytes = BytesMut::new();
     encode(&greeting, &mut bytes).expect("short");
-    stranger.write_all(&bytes).await.expect("it listens");
-    // Closed by the shim, because the daemon is back.
-    let mut heard = Vec::new();
-    let closed = tokio::time::timeout(TEST_TIMEOUT, stranger.read_to_end(&mut heard)).await;
-    let _ = closed.expect("the daemon does not come back");
+    stranger.write_all(&bytes).await.expect("the shim listens");
+    // Closed by the shim, because the daemon has reconnected.
+    let mut received = Vec::new();
+    let closed = tokio::time::timeout(TEST_TIMEOUT, stranger.read_to_end(&mut received)).await;
+    let _ = closed.expect("the daemon does not reconnect");
     assert!(is_alive(child));
     write_text(&go_on, "two\n");
     let last = session.until_terminal().await;
@@ -258,7 +258,7 @@ async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
 }
 
 #[tokio::test]
-async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_running() {
+async fn a_shim_that_has_reported_does_not_count_as_running() {
     let home = DaemonHome::new();
     let mut relay = FakeRelay::start().await;
     let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -273,9 +273,9 @@ async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_ru
     let shim = shim_of(session.pid());
     first.kill().await;
     drop(session);
-    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let attempt_dir = home.path().join("data/attempts").join(&attempt.attempt_id);
     let reported = async {
-        while read_report(&place.join(REPORT_FILE))
+        while read_report(&attempt_dir.join(REPORT_FILE))
             .expect("a file")
             .is_none()
         {
@@ -296,7 +296,7 @@ async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_ru
         .await;
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.killed && !receipt.group_empty, "{receipt:?}");
-    assert!(is_alive(shim), "it has somebody to look after");
+    assert!(is_alive(shim), "it still has processes to kill");
     detach(survivor);
     wait_until_gone(&attempt).await;
 }

@@ -24,13 +24,13 @@ fn renews_attempt(beat: &Heartbeat, attempt: &AttemptRef) -> bool {
 async fn is_renewed(session: &mut FakeRelaySession, attempt: &AttemptRef) -> bool {
     session.heartbeats.clear();
     while session.heartbeats.is_empty() {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     renews_attempt(&session.heartbeats[0], attempt)
 }
 
 #[tokio::test]
-async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_goes_on() {
+async fn a_shim_without_confirmed_renewals_is_not_renewed() {
     let mut relay = FakeRelay::start().await;
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
@@ -44,7 +44,7 @@ async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_g
     let child = session.pid();
     let shim = shim_of(child);
     assert!(is_renewed(&mut session, &attempt).await);
-    // A short stop is nobody's business.
+    // A short stop has no effect.
     signal(shim, Signal::STOP);
     assert!(is_renewed(&mut session, &attempt).await);
     signal(shim, Signal::CONT);
@@ -56,17 +56,20 @@ async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_g
     let clock = Clock::boot();
     let from = clock.now();
     while is_renewed(&mut session, &attempt).await {
-        assert!(from.until(clock.now()) < ttl, "renewed to its end");
+        assert!(
+            from.until(clock.now()) < ttl,
+            "renewed although the shim is stopped"
+        );
     }
     let dead = async {
         while is_alive(child) {
-            session.next_frame().await.expect("the stream stands");
+            session.next_frame().await.expect("the stream is open");
         }
     };
     tokio::time::timeout(TEST_TIMEOUT, dead)
         .await
         .expect("the child outlives its lease");
-    // The last renewal was granted before half of what the shim has was over.
+    // The last renewal was granted before half of the shim's lease had passed.
     let took = from.until(clock.now());
     assert!(took < ttl + ttl / 2 + PROCESS_SCAN_MARGIN * 2, "{took:?}");
     until_receipt(&mut session).await;
@@ -121,12 +124,12 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
         })
     };
     while session.heartbeats.is_empty() {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     assert!(names(&session, &well) && !names(&session, &stuck));
     signal(shim, Signal::CONT);
     while !names(&session, &stuck) {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     write_text(&go_on, "two\n");
     let last = session.until_terminal().await;
@@ -135,7 +138,7 @@ async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
 }
 
 #[tokio::test]
-async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_ends() {
+async fn a_stuck_shim_is_killed_with_its_processes_before_its_lease_ends() {
     for restarts in [false, true] {
         let home = DaemonHome::new();
         let mut relay = FakeRelay::start().await;
@@ -182,7 +185,7 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
         );
         wait_until_gone(&attempt).await;
         let receipt = receipt_over_streams(&mut relay, session, &attempt).await;
-        // Of a shim that is not its own child a daemon can prove nothing.
+        // For a shim that is not its own child a daemon can prove nothing.
         assert!(
             receipt.group_empty != restarts && receipt.killed,
             "restarts {restarts}: {receipt:?}"
@@ -191,7 +194,7 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
     }
 }
 
-/// Heartbeats that nobody answers end streams, so the receipt may come on a later one.
+/// Unanswered heartbeats end streams, so the receipt may come on a later one.
 pub(crate) async fn receipt_over_streams(
     relay: &mut FakeRelay,
     mut session: FakeRelaySession,

@@ -1,4 +1,4 @@
-//! How attempts end: by themselves, by an order, by their lease; and that nobody is left.
+//! How attempts end: by themselves, by an order, by their lease; and that no process is left.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use crate::shim_fixture::{ShimFixture, is_dead, lease, now, shell, wait_until_dead};
 use crate::traced::{detach, trace};
 
-/// A child that ignores TERM, a grandchild in a session of its own, an orphan of a double fork, and one that
-/// changed its group and forgot its environment. Prints their pids.
+/// A child that ignores TERM, a grandchild in its own session, an orphan of a double fork, and
+/// a process that changed its group and cleared its environment. Prints their pids.
 const PROCESS_TREE_SCRIPT: &str = r#"
 trap '' TERM
 setsid sh -c 'trap "" TERM; while :; do sleep 600; done' & one=$!
@@ -23,7 +23,7 @@ while :; do sleep 600; done
 "#;
 
 #[test]
-fn a_lease_that_ends_takes_the_child_and_all_that_it_left() {
+fn the_end_of_a_lease_kills_the_child_and_its_descendants() {
     let mut shim = ShimFixture::start();
     let mut launch = shell(PROCESS_TREE_SCRIPT);
     launch.lease = Some(lease(
@@ -73,7 +73,7 @@ fn a_renewed_lease_lets_the_child_go_on() {
     shim.launch(launch);
     let longer = lease(Duration::from_millis(1_500), Duration::from_millis(1_600));
     shim.wire.lease(longer);
-    // One that comes late takes nothing away.
+    // An older renewal does not shorten the lease.
     shim.wire.lease(lease(Duration::ZERO, Duration::ZERO));
     let report = shim.report();
     assert!(report.exited_at_ms >= longer.term_at_ms && report.exited_at_ms > first_end);
@@ -82,7 +82,7 @@ fn a_renewed_lease_lets_the_child_go_on() {
 }
 
 #[test]
-fn an_order_terminates_first_and_kills_at_its_moment() {
+fn a_stop_order_sends_term_first_and_kill_at_its_time() {
     let mut shim = ShimFixture::run(PROCESS_TREE_SCRIPT);
     let pids = shim.transcript(0).pids(&mut shim.wire);
     let ordered = now();
@@ -95,9 +95,9 @@ fn an_order_terminates_first_and_kills_at_its_moment() {
     assert!(pids.iter().all(|pid| is_dead(*pid)));
 }
 
-/// An order that came too late for its grace, and a lease of a daemon that counted a short grace wrongly.
+/// An order that came too late for its grace, and a lease with a grace that is too short.
 #[test]
-fn term_comes_before_kill_however_short_the_grace_is() {
+fn term_is_sent_before_kill_however_short_the_grace_is() {
     let mut ordered = ShimFixture::run(PROCESS_TREE_SCRIPT);
     ordered.transcript(0).pids(&mut ordered.wire);
     ordered.wire.stop(Duration::ZERO);
@@ -116,8 +116,8 @@ fn term_comes_before_kill_however_short_the_grace_is() {
 }
 
 #[test]
-fn a_child_that_listens_to_term_is_not_killed() {
-    // One process: a second one might be between fork and exec, where a signal finds nobody.
+fn a_child_that_obeys_term_is_not_killed() {
+    // One process: a second one might be between fork and exec, where the signal would be lost.
     let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do :; done";
     let mut shim = ShimFixture::run(script);
     let mut transcript = shim.transcript(0);
@@ -130,7 +130,7 @@ fn a_child_that_listens_to_term_is_not_killed() {
 }
 
 #[test]
-fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
+fn processes_that_a_child_leaves_get_a_grace_and_are_killed() {
     let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' & echo $!; exit 0";
     let mut shim = ShimFixture::run(script);
     let pids = shim.transcript(0).pids(&mut shim.wire);
@@ -145,7 +145,7 @@ fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
 }
 
 #[test]
-fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
+fn the_child_of_a_killed_shim_dies_without_a_report() {
     let mut shim = ShimFixture::run("echo $$; exec sleep 600");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     shim.signal(Signal::KILL);
@@ -156,7 +156,7 @@ fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
 }
 
 #[test]
-fn signals_to_the_shim_reach_nobody() {
+fn signals_to_the_shim_have_no_effect() {
     let mut shim = ShimFixture::run("echo up; read line; echo still here");
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
@@ -176,7 +176,7 @@ fn signals_to_the_shim_reach_nobody() {
 }
 
 #[test]
-fn a_daemon_that_hears_nothing_delays_no_end() {
+fn a_daemon_that_does_not_read_delays_no_end() {
     let mut shim = ShimFixture::start();
     let mut launch = shell("while :; do seq 1000; done");
     launch.lease = Some(lease(
@@ -184,7 +184,7 @@ fn a_daemon_that_hears_nothing_delays_no_end() {
         Duration::from_millis(800),
     ));
     shim.wire.send(to_shim::Message::Launch(launch));
-    // Not a word of it is read.
+    // The test reads none of it.
     assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert_eq!(report.ended_by(), EndedBy::Lease);
@@ -192,7 +192,7 @@ fn a_daemon_that_hears_nothing_delays_no_end() {
 }
 
 #[test]
-fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
+fn a_lease_that_ended_during_a_suspend_ends_the_child_at_once() {
     let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1");
     });
@@ -207,7 +207,7 @@ fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
 }
 
 #[test]
-fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
+fn a_shim_that_panics_kills_its_processes_without_a_report() {
     let mut shim = ShimFixture::start_silent(|command| {
         command.env("BENT_CLOCK", "1").stderr(Stdio::null());
     });
@@ -221,11 +221,11 @@ fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
 }
 
 #[test]
-fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
+fn the_last_renewal_of_a_dead_daemon_counts() {
     let mut shim = ShimFixture::run("while :; do echo x; done");
     shim.wire.grown();
     let longer = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
-    // The shim may find that it cannot speak any more before it comes to listen.
+    // The shim may notice the closed connection when it writes, before it reads.
     shim.wire.lease(longer);
     shim.disconnect();
     shim.wire = shim.connect();
@@ -235,10 +235,11 @@ fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
 }
 
 #[test]
-fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
+fn a_shim_that_cannot_scan_processes_still_ends_its_child() {
     let mut shim = ShimFixture::run("trap '' TERM; echo $$; while :; do sleep 600; done");
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    // It has more files than that open already, and can open none to read /proc; waiting for a few takes as many.
+    // It has more files than that open already, so it can open none to read /proc. `poll` needs a
+    // limit of at least the number of files that it waits for.
     let none = Rlimit {
         current: Some(8),
         maximum: Some(8),
@@ -252,23 +253,23 @@ fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
 }
 
 #[test]
-fn a_shim_that_cannot_end_everybody_says_so_and_goes_on_until_it_has() {
+fn a_shim_reports_unkillable_processes_and_goes_on_killing() {
     let mut shim = ShimFixture::run("setsid sleep 600 & echo $!; wait");
     let pids = shim.transcript(0).pids(&mut shim.wire);
     trace(pids[0]);
     shim.wire.stop(Duration::ZERO);
-    let told = shim.wire.receive_until(|message| match message {
+    let received = shim.wire.receive_until(|message| match message {
         from_shim::Message::Report(report) => Some(report),
         _ => None,
     });
-    assert!(!told.empty && told.killed, "{told:?}");
-    assert_eq!(shim.report_on_disk(), Some(told));
+    assert!(!received.empty && received.killed, "{received:?}");
+    assert_eq!(shim.report_on_disk(), Some(received));
     assert_eq!(shim.wire.receive(), None);
     assert!(
         !shim.path(SOCKET_FILE).exists(),
         "the report is in its place"
     );
-    assert!(!is_dead(shim.pid()), "it has somebody to look after");
+    assert!(!is_dead(shim.pid()), "it still has processes to kill");
     detach(pids[0]);
     assert!(shim.wait_for_exit().success());
 }

@@ -1,4 +1,5 @@
-//! A disk that takes no more: nothing is lost while there is hope, the report is there in any case.
+//! A full disk: no output is lost while it can still be stored, and the report is written in
+//! any case.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ fn spool_failed(wire: &mut ShimWire) -> SpoolFailed {
     })
 }
 
-/// A shim whose files cannot grow beyond `bytes`; `None` lifts the limit.
+/// Limits the size of the shim's files to `bytes`; `None` lifts the limit.
 fn limit(shim: &ShimFixture, bytes: Option<u64>) {
     let limits = Rlimit {
         current: bytes,
@@ -28,13 +29,13 @@ fn limit(shim: &ShimFixture, bytes: Option<u64>) {
 }
 
 #[test]
-fn a_disk_that_refuses_for_a_while_costs_nothing() {
+fn a_disk_that_refuses_for_a_while_loses_no_output() {
     let mut shim = ShimFixture::run("read line; seq 20000; echo end >&2");
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", true);
     let failed = spool_failed(&mut shim.wire);
     assert_eq!(failed.errno, Errno::FBIG.raw_os_error());
-    // A new daemon learns it too.
+    // A new daemon gets the failure too.
     shim.wire = shim.connect();
     assert_eq!(shim.wire.greet().spool_failed, Some(failed));
     limit(&shim, None);
@@ -45,7 +46,7 @@ fn a_disk_that_refuses_for_a_while_costs_nothing() {
 }
 
 #[test]
-fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
+fn output_that_was_never_stored_is_counted_in_the_report() {
     let (_dir, gate) = gate();
     let script = format!(
         "read line; head -c 10000 /dev/zero; read line < {}",
@@ -55,7 +56,7 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", false);
     spool_failed(&mut shim.wire);
-    // Opens once the child waits there, and has written all of it.
+    // Opens once the child waits there and has written everything.
     let _gate = std::fs::File::create(&gate).expect("the child reads");
     shim.wire.stop(Duration::ZERO);
     let report = shim.report();
@@ -71,8 +72,8 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
     clippy::print_stdout,
     reason = "whoever runs it should know what was not tested"
 )]
-/// A shim in a file system of its own that holds `size`, and its answer to a greeting. `None` where mounting is not
-/// allowed.
+/// A shim in its own file system of this `size`, and its answer to a greeting. `None` where
+/// mounting is not allowed.
 fn on_small_disk(size: &str, prepare: &str) -> Option<(ShimFixture, from_shim::Message)> {
     let mount = format!("mount -t tmpfs -o size={size},mode=700 tmpfs \"$PWD\"");
     let inner = format!("{mount} && cd \"$PWD\" && {{ {prepare} exec \"$0\" \"$@\"; }}");
@@ -91,7 +92,7 @@ fn on_small_disk(size: &str, prepare: &str) -> Option<(ShimFixture, from_shim::M
 }
 
 #[test]
-fn a_full_file_system_holds_the_child_back_until_there_is_space_again() {
+fn a_full_file_system_pauses_the_child_until_there_is_space() {
     let Some((mut shim, _)) = on_small_disk("256k", "") else {
         return;
     };
@@ -103,7 +104,8 @@ fn a_full_file_system_holds_the_child_back_until_there_is_space_again() {
         Errno::NOSPC.raw_os_error()
     );
     std::fs::remove_file(shim.path("ballast")).unwrap();
-    // Space again, but not enough for all of it: what is consumed is not needed any more, except by its segment.
+    // Space again, but not enough for everything: consumed output is not needed any more,
+    // except for its segment.
     let grown = shim.wire.grown();
     assert!(grown > 0);
     shim.wire.stop(Duration::ZERO);
@@ -120,7 +122,7 @@ fn an_end_on_a_full_file_system_is_reported_on_the_disk() {
     shim.share_view();
     shim.launch(shell("head -c 300000 /dev/zero"));
     spool_failed(&mut shim.wire);
-    // Not one byte is free now.
+    // No byte is free now.
     let filler = std::fs::write(shim.path("filler"), vec![1; 64 * 1024]);
     assert!(filler.is_err());
     shim.wire.stop(Duration::ZERO);
@@ -129,7 +131,7 @@ fn an_end_on_a_full_file_system_is_reported_on_the_disk() {
 }
 
 #[test]
-fn a_directory_without_space_starts_nothing() {
+fn nothing_is_started_in_a_directory_without_space() {
     let fill = "head -c 100000 /dev/zero > filler;";
     let Some((mut shim, answer)) = on_small_disk("64k", fill) else {
         return;

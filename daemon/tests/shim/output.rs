@@ -1,4 +1,4 @@
-//! What a child writes is in the transcript, all of it, once, whoever reads along.
+//! The output of a child is in the transcript, completely and once, whichever daemon reads it.
 
 use baton_daemon::spool::{ChildPipe, ReadLimit};
 use baton_proto::worker::report::How;
@@ -6,7 +6,7 @@ use baton_proto::worker::report::How;
 use crate::shim_fixture::{ShimFixture, files, gate, text_of};
 
 #[test]
-fn both_pipes_are_recorded_and_the_report_names_the_end() {
+fn both_pipes_are_recorded_up_to_the_reported_end() {
     let mut shim = ShimFixture::run("echo out; echo err >&2; exit 7");
     let report = shim.report();
     assert_eq!(report.how, Some(How::ExitCode(7)));
@@ -19,7 +19,7 @@ fn both_pipes_are_recorded_and_the_report_names_the_end() {
 }
 
 #[test]
-fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
+fn output_has_no_gap_when_the_daemon_is_replaced() {
     const LINES: u64 = 20_000;
     let mut shim = ShimFixture::run(&format!("seq {LINES}; read line; seq {LINES} >&2"));
     let mut transcript = shim.transcript(0);
@@ -41,7 +41,7 @@ fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
 }
 
 #[test]
-fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
+fn a_child_without_a_daemon_goes_on_and_its_output_is_stored() {
     let (_dir, gate) = gate();
     let script = format!("echo first; read line < {}; echo second", gate.display());
     let mut shim = ShimFixture::run(&script);
@@ -56,11 +56,11 @@ fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
 }
 
 const MIB: u64 = 1024 * 1024;
-/// One read more may be under way when a limit is reached.
+/// One more read may be running when a limit is reached.
 const ONE_READ: u64 = 64 * 1024;
 
 #[test]
-fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
+fn a_child_waits_for_a_daemon_that_does_not_consume() {
     let mut shim = ShimFixture::run("head -c 20971520 /dev/zero; read line");
     let mut consumed = 0;
     while consumed < 20 * MIB {
@@ -69,7 +69,7 @@ fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
             end <= consumed + 8 * MIB + ONE_READ,
             "{end} after {consumed}"
         );
-        // The limit, or the end of it.
+        // The limit, or the end of the output.
         if end >= consumed + 8 * MIB || end == 20 * MIB {
             consumed = end;
             shim.wire.consumed(consumed);
@@ -83,10 +83,10 @@ fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
 }
 
 #[test]
-fn a_child_without_a_daemon_may_go_on_for_longer_but_not_for_ever() {
+fn a_child_without_a_daemon_is_paused_at_a_higher_limit() {
     let mut shim = ShimFixture::run("head -c 83886080 /dev/zero");
     let mut end = 0;
-    // Between two daemons nobody is connected.
+    // Between two daemons there is no connection.
     while end < 64 * MIB {
         shim.disconnect();
         shim.wire = shim.connect();

@@ -1,4 +1,5 @@
-//! What a child is started with, what it is not, and what happens when it cannot be started.
+//! What a child is started with, what it does not inherit, and what happens when it cannot be
+//! started.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ fn refused(launch: Launch) -> (String, String) {
 }
 
 #[test]
-fn what_cannot_be_started_is_reported_with_its_code() {
+fn a_failed_start_is_reported_with_its_code() {
     let mut launch = shell("");
     launch.program = "/no/such/program".into();
     let (code, message) = refused(launch);
@@ -45,7 +46,7 @@ fn what_cannot_be_started_is_reported_with_its_code() {
 }
 
 #[test]
-fn a_shim_that_nobody_launches_starts_nothing_and_says_so() {
+fn a_shim_without_a_launch_starts_nothing_and_reports_it() {
     let mut shim = ShimFixture::start();
     shim.disconnect();
     assert!(shim.wait_for_exit().success());
@@ -60,7 +61,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
                   cut -d' ' -f5 /proc/$$/stat; cat /proc/$$/oom_score_adj; umask";
     let umask_before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(umask_before);
-    // Whoever started the daemon may have left a descriptor open.
+    // The process that started the daemon may have left a descriptor open.
     let mut shim = ShimFixture::start_through("exec 7</dev/null; exec \"$0\" \"$@\"");
     shim.wire.greet();
     let started = shim.launch(shell(script));
@@ -85,7 +86,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
 
 #[test]
 fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
-    // The daemon's own starter may have ignored some, as nohup does.
+    // The process that started the daemon may have ignored some, as nohup does.
     let mut shim =
         ShimFixture::start_through("trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"");
     shim.wire.greet();
@@ -98,14 +99,14 @@ fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
     for name in ["SigBlk", "SigIgn", "SigCgt"] {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
         let (_, mask) = line.split_once('\t').unwrap();
-        // 32 and 33 belong to the C library, which lets nobody change them.
+        // 32 and 33 are reserved by the C library, which does not let them be changed.
         let mask = u64::from_str_radix(mask, 16).unwrap() & !0x1_8000_0000;
         assert_eq!(mask, 0, "{line}");
     }
 }
 
 #[test]
-fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
+fn the_token_is_given_to_the_next_daemon_and_never_stored() {
     let mut shim = ShimFixture::start();
     shim.launch(shell("echo up; cat; read line"));
     let mut second = shim.connect();
@@ -136,7 +137,7 @@ fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
 }
 
 #[test]
-fn a_lease_that_was_read_is_acknowledged() {
+fn a_received_lease_is_confirmed() {
     let mut shim = ShimFixture::start();
     let kept = |wire: &mut ShimWire| {
         wire.receive_until(|message| match message {
@@ -155,7 +156,7 @@ fn a_lease_that_was_read_is_acknowledged() {
 }
 
 #[test]
-fn the_socket_and_the_files_are_the_owners_alone() {
+fn only_the_owner_may_access_the_socket_and_the_files() {
     use std::os::unix::fs::PermissionsExt;
     let shim = ShimFixture::run("echo x; read line");
     let mode = |name: &str| {
@@ -169,7 +170,7 @@ fn the_socket_and_the_files_are_the_owners_alone() {
 }
 
 #[test]
-fn messages_before_a_greeting_are_not_heard() {
+fn messages_before_a_greeting_are_ignored() {
     let mut shim = ShimFixture::run("read line");
     let mut rude = shim.connect();
     rude.stop(Duration::ZERO);

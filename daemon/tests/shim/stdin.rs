@@ -1,4 +1,4 @@
-//! What a child reads: every message once, whole and in order, whichever daemon brings it.
+//! The child's stdin: every message once, complete and in order, whichever daemon sends it.
 
 use baton_proto::worker::report::How;
 use baton_proto::worker::{Stdin, to_shim};
@@ -6,7 +6,7 @@ use baton_proto::worker::{Stdin, to_shim};
 use crate::shim_fixture::{ShimFixture, gate, shell};
 
 #[test]
-fn a_message_that_two_daemons_bring_is_written_once() {
+fn a_message_sent_by_two_daemons_is_written_once() {
     let mut shim = ShimFixture::run("cat");
     shim.wire.stdin(1, "one\n", false);
     assert_eq!(shim.wire.stdin_done().id, 1);
@@ -21,7 +21,7 @@ fn a_message_that_two_daemons_bring_is_written_once() {
 }
 
 #[test]
-fn a_message_that_is_half_written_when_the_daemon_dies_is_finished_and_not_begun_again() {
+fn a_half_written_message_is_finished_after_the_daemon_dies() {
     const LENGTH: usize = 1024 * 1024;
     let (_dir, gate) = gate();
     let mut shim = ShimFixture::run(&format!("read line < {}; wc -c", gate.display()));
@@ -42,7 +42,7 @@ fn a_message_that_is_half_written_when_the_daemon_dies_is_finished_and_not_begun
 }
 
 #[test]
-fn what_was_said_before_the_launch_reaches_the_child_even_if_the_daemon_dies_of_it() {
+fn input_before_the_launch_reaches_the_child_of_a_dead_daemon() {
     let mut shim = ShimFixture::start();
     shim.wire.stdin(1, "early\n", true);
     shim.wire.send(to_shim::Message::Launch(shell("cat")));
@@ -60,7 +60,7 @@ fn a_child_that_does_not_read_is_no_error() {
     let mut shim = ShimFixture::run(&script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "closed");
-    shim.wire.stdin(1, "nobody reads this\n", true);
+    shim.wire.stdin(1, "this is not read\n", true);
     let done = shim.wire.stdin_done();
     assert_eq!((done.id, done.refused), (1, true));
     std::fs::write(gate, "go\n").unwrap();
@@ -68,7 +68,7 @@ fn a_child_that_does_not_read_is_no_error() {
 }
 
 #[test]
-fn a_daemon_that_sends_more_than_may_wait_is_cut_off_and_the_child_is_not() {
+fn a_daemon_that_sends_too_much_stdin_is_disconnected() {
     let (_dir, gate) = gate();
     let mut shim = ShimFixture::run(&format!("read line < {}; wc -c", gate.display()));
     for id in 1..=5 {

@@ -1,4 +1,4 @@
-//! Daemons of other versions: refused without harm, or understood as far as both go.
+//! Daemons of other versions: refused without harm, or understood as far as possible.
 
 use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION};
 use baton_proto::worker::report::How;
@@ -8,7 +8,7 @@ use prost::Message;
 use crate::shim_fixture::{ShimFixture, greeting, shell};
 
 #[test]
-fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
+fn a_daemon_without_a_common_version_is_refused() {
     let mut shim = ShimFixture::run("read line; echo $line");
     let mut newer = shim.connect();
     newer.send(greeting(HIGHEST_VERSION + 1, HIGHEST_VERSION + 5));
@@ -20,14 +20,14 @@ fn a_daemon_without_a_common_version_is_refused_and_displaces_nobody() {
         (LOWEST_VERSION, HIGHEST_VERSION)
     );
     assert_eq!(newer.receive(), None);
-    // The one before is still heard.
+    // The earlier daemon is still connected.
     shim.wire.stdin(1, "go on\n", true);
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
     assert_eq!(shim.whole_text(), "go on\n");
 }
 
 #[test]
-fn the_highest_common_version_is_spoken() {
+fn the_highest_common_version_is_used() {
     let mut shim = ShimFixture::start_silent(|_| {});
     shim.wire.send(greeting(0, HIGHEST_VERSION + 7));
     let Some(from_shim::Message::Presence(presence)) = shim.wire.receive() else {
@@ -54,7 +54,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), body].concat()
 }
 
-/// The message as a newer daemon would write it: with fields that this version does not know.
+/// The message as a newer daemon would send it: with fields that this version does not know.
 fn newer(field: u32, message: &impl Message) -> Vec<u8> {
     let mut body = message.encode_to_vec();
     body.extend(unknown_field(1_000));
@@ -92,7 +92,7 @@ fn fields_and_messages_of_a_newer_daemon_are_ignored() {
 }
 
 #[test]
-fn noise_costs_the_connection_and_nothing_else() {
+fn invalid_bytes_close_only_the_connection() {
     let mut shim = ShimFixture::run("read line; echo $line");
     for noise in [&[0xff; 64][..], &[0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff]] {
         let mut noisy = shim.connect();

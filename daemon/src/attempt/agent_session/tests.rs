@@ -29,7 +29,7 @@ fn ask_questions(session: &mut AgentSession) -> Vec<String> {
 }
 
 #[test]
-fn of_questions_that_end_together_only_the_answered_ones_are_received() {
+fn only_answered_questions_of_a_closed_request_are_received() {
     let mut session = test_agent_session();
     let ids = ask_questions(&mut session);
     session.mark_answered(&ids[0]).expect("it is open");
@@ -52,7 +52,7 @@ fn of_questions_that_end_together_only_the_answered_ones_are_received() {
 }
 
 #[test]
-fn only_a_decision_about_the_very_arguments_allows_anything() {
+fn a_permission_counts_only_for_the_exact_arguments() {
     let open = OpenInput {
         key: InputKey("p".to_owned()),
         index: 0,
@@ -86,7 +86,7 @@ fn ask_repeatedly(session: &mut AgentSession, times: usize) {
 }
 
 #[test]
-fn an_agent_that_asks_and_does_not_read_has_failed_and_is_told_no_more() {
+fn an_agent_that_sends_requests_and_does_not_read_fails() {
     let mut session = test_agent_session();
     let refusals = |session: &AgentSession| session.unsent.len();
     ask_repeatedly(&mut session, 1);
@@ -108,7 +108,7 @@ fn an_agent_that_asks_and_does_not_read_has_failed_and_is_told_no_more() {
 }
 
 #[test]
-fn an_agent_that_reads_may_ask_for_ever_also_under_another_daemon() {
+fn an_agent_that_reads_its_stdin_may_send_any_number_of_requests() {
     let mut session = test_agent_session();
     for _ in 0..3 {
         ask_repeatedly(&mut session, MAX_UNREAD_BYTES / 100_000);
@@ -124,7 +124,7 @@ fn an_agent_that_reads_may_ask_for_ever_also_under_another_daemon() {
 
 /// A shim that is sent more closes the connection.
 #[test]
-fn a_shim_is_not_sent_more_than_it_keeps() {
+fn a_shim_is_not_sent_more_than_it_buffers() {
     let mut session = test_agent_session();
     let long = |bytes: usize| StdinMessage {
         bytes: vec![b'x'; bytes],

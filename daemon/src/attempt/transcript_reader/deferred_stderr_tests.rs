@@ -20,7 +20,7 @@ fn told(reader: &mut TranscriptReader) -> Vec<AttemptEvent> {
 }
 
 #[test]
-fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_reported() {
+fn stderr_beyond_the_limit_inside_a_line_is_cut_and_its_tail_kept() {
     let (mut reader, line) = within_a_line();
     reader.push(ChildPipe::Stderr, &vec![b'a'; MAX_DEFERRED_BYTES], at(1));
     reader.push(ChildPipe::Stderr, &vec![b'b'; MAX_DEFERRED_BYTES], at(1));
@@ -39,9 +39,9 @@ fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_repo
 
 /// A daemon that is killed after the line is stored does not read it again.
 #[test]
-fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
+fn stderr_inside_a_line_is_reported_before_the_position_passes_it() {
     let (mut reader, line) = within_a_line();
-    let begun = reader.agent_output.line_end;
+    let start = reader.agent_output.line_end;
     reader.push(ChildPipe::Stderr, b"a warning", at(1));
     reader.push(ChildPipe::Stdout, &line.as_bytes()[5..], at(2));
     let events = told(&mut reader);
@@ -50,13 +50,13 @@ fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
         _ => false,
     };
     let warned = events.iter().position(is_warning);
-    let passed = |event: &AttemptEvent| event.progress().is_some_and(|told| told.position > begun);
+    let passed = |event: &AttemptEvent| event.progress().is_some_and(|told| told.position > start);
     let moved = events.iter().position(passed);
     assert!(warned.is_some() && warned < moved, "{events:?}");
 }
 
 #[test]
-fn what_came_inside_the_last_line_is_told_even_when_nobody_saw_the_end() {
+fn stderr_inside_the_last_line_is_reported_without_a_known_exit() {
     for exit in [None, Some(crate::process::ChildExit::Unknown)] {
         let (mut reader, _) = within_a_line();
         let before = reader.stderr_tail();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn small_reads_wait_32_ms_or_4_kib_and_kinds_keep_their_order() {
+    fn small_reads_are_joined_for_32_ms_or_4_kib() {
         let mut coalescer = OutputCoalescer::default();
         push(&mut coalescer, ChildPipe::Stdout, b"a", 0);
         push(&mut coalescer, ChildPipe::Stdout, b"b", 31);

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_16_kib_stay_however_they_come() {
+    fn only_the_last_16_kib_are_kept() {
         let text: Vec<u8> = (0..40_000_u32).map(|n| n as u8).collect();
         for step in [1, 100, TAIL_BYTES, 40_000] {
             let mut tail = StderrTail::default();

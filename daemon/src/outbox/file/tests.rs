@@ -30,7 +30,7 @@ fn complete() -> ControlFrame {
     }
 }
 
-/// One of everything.
+/// An outbox with every kind of entry.
 fn outbox_with_every_entry() -> FileTestOutbox {
     let mut outbox = FileTestOutbox::new(OUTPUT_LIMIT);
     outbox.push_control(
@@ -70,7 +70,7 @@ fn outbox_path() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
+fn appended_entries_are_read_and_the_next_daemon_continues_them() {
     let (_dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -143,13 +143,13 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
         assert_eq!(
             fs::read(&path).unwrap(),
             bytes,
-            "it goes on as if nothing had been"
+            "it goes on without the torn end"
         );
     }
 }
 
 #[test]
-fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
+fn damage_is_an_error_except_at_the_end_after_a_machine_crash() {
     let (_dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -180,7 +180,7 @@ fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
 }
 
 #[test]
-fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() {
+fn unknown_fields_are_ignored_and_an_unknown_frame_keeps_its_number() {
     let (_dir, path) = outbox_path();
     let mut bytes = Vec::new();
     let frame = |control_seq, body| OutboxRecord {
@@ -198,7 +198,7 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
         &mut bytes
     ));
     assert!(checked_record::append_record(&frame(2, None), &mut bytes));
-    // Field 1000 of a record and a change that nobody here knows.
+    // Field 1000 of a record and a change that this version does not know.
     let mut later = frame(3, None);
     later.change = None;
     let mut message = later.encode_to_vec();
@@ -218,7 +218,7 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
     ));
 }
 
-/// What the first version made of `busy`. It must stay readable.
+/// A file that the first version wrote. It must stay readable.
 const FIRST_VERSION: &[u8] = include_bytes!("first_version.outbox");
 
 #[test]
@@ -241,7 +241,7 @@ fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
 }
 
 #[test]
-fn a_new_file_takes_the_place_of_the_old_one_whole() {
+fn a_new_file_replaces_the_old_one_atomically() {
     let (dir, path) = outbox_path();
     let mut outbox = outbox_with_every_entry();
     let mut file = OutboxFile::open(&path, 0).unwrap();
@@ -258,7 +258,7 @@ fn a_new_file_takes_the_place_of_the_old_one_whole() {
     assert_eq!(stored.outbox.progress(), outbox.progress());
     assert_eq!(take_sent(&mut stored.outbox), take_sent(&mut outbox));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    // A daemon killed in the middle of a rewrite: the old file stands, the draft is written over.
+    // A daemon killed during a rewrite: the old file is unchanged, the draft is overwritten.
     fs::write(dir.path().join("outbox.new"), b"half").unwrap();
     assert_eq!(
         read_outbox(&path, OutboxTail::MayBeTorn)
@@ -283,7 +283,7 @@ fn no_token_reaches_the_file() {
     let FrameEntry::Frame(first) = &record[0].entry else {
         panic!("{record:?}")
     };
-    // The same record on the wire does carry it.
+    // The same record as it is sent does contain it.
     let wire =
         frames::encode_attempt_frame(&Default::default(), Some(&token), first).encode_to_vec();
     let holds = |bytes: &[u8]| {
@@ -300,9 +300,9 @@ fn no_token_reaches_the_file() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever bytes stand in a file: an answer, never a panic, and never more than was there.
+    /// Any bytes in a file give a result, never a panic, and never more than was there.
     #[test]
-    fn no_file_breaks_the_reader(
+    fn no_file_makes_the_reader_panic(
         cut in 0usize..2_000,
         noise in prop::collection::vec((0usize..2_000, any::<u8>()), 0..4),
     ) {

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_can_be_read_before_anything_waits_for_the_disk() {
+    fn the_report_is_readable_before_it_is_synced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         let report_file = ReportFile::reserve(&path).unwrap();

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_place_holds_no_report_and_a_torn_one_is_none() {
+    fn a_reserved_or_torn_report_file_has_no_report() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         assert_eq!(read_report(&path).unwrap(), None);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_beyond_its_place_is_refused_and_not_cut() {
+    fn a_report_that_is_too_long_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         let report_file = ReportFile::reserve(&path).unwrap();

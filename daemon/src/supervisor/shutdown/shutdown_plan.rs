@@ -221,17 +221,17 @@ mod tests {
     };
 
     #[test]
-    fn what_outlasts_the_drain_is_handed_over_and_then_the_daemon_leaves_at_once() {
-        let course = WITH_EXTENSION.begin_drain(at(0));
-        assert_eq!(course.wake_at(), Some(at(28_000)));
-        assert_eq!(course.next(inputs_at(27_999, WITH_EXTENSION)), course);
-        let course = course.next(inputs_at(28_000, WITH_EXTENSION));
+    fn attempts_that_outlast_the_drain_are_handed_over() {
+        let plan = WITH_EXTENSION.begin_drain(at(0));
+        assert_eq!(plan.wake_at(), Some(at(28_000)));
+        assert_eq!(plan.next(inputs_at(27_999, WITH_EXTENSION)), plan);
+        let plan = plan.next(inputs_at(28_000, WITH_EXTENSION));
         let leave_by = at(30_300);
-        let hold = LeaseExtensionState::NotRequested;
+        let extension = LeaseExtensionState::NotRequested;
         assert_eq!(
-            course,
+            plan,
             ShutdownPlan::HandingOver {
-                extension: hold,
+                extension,
                 leave_by
             }
         );
@@ -244,7 +244,7 @@ mod tests {
             may_exit: true,
             ..inputs_at(28_100, WITH_EXTENSION)
         };
-        assert_eq!(course.next(ready), course, "told of what?");
+        assert_eq!(plan.next(ready), plan, "told of what?");
         let left = ShutdownPlan::Exiting {
             until: at(28_100),
             leave_by,
@@ -254,34 +254,34 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_does_not_answer_delays_nobody_beyond_the_deadline() {
-        let course = WITH_EXTENSION
+    fn a_silent_relay_does_not_delay_the_exit_past_the_deadline() {
+        let plan = WITH_EXTENSION
             .begin_drain(at(0))
             .next(inputs_at(28_000, WITH_EXTENSION));
-        assert_eq!(course.next(inputs_at(30_299, WITH_EXTENSION)), course);
+        assert_eq!(plan.next(inputs_at(30_299, WITH_EXTENSION)), plan);
         let left = ShutdownPlan::Exiting {
             until: at(30_300),
             leave_by: at(30_300),
             restarts: false,
         };
-        assert_eq!(course.next(inputs_at(30_300, WITH_EXTENSION)), left);
+        assert_eq!(plan.next(inputs_at(30_300, WITH_EXTENSION)), left);
         assert_eq!(left.write_time_left(at(30_300)), MIN_WRITE_TIME);
         assert_eq!(left.write_time_left(at(20_300)), Duration::from_secs(10));
     }
 
     #[test]
-    fn without_holds_the_rest_is_killed_in_time_for_its_receipts() {
+    fn without_lease_extensions_the_rest_is_killed_in_time() {
         let killing = ShutdownSettings {
             lease_extension: Duration::ZERO,
             ..WITH_EXTENSION
         };
-        let course = killing.begin_drain(at(0));
-        let course = course.next(inputs_at(26_000, killing));
+        let plan = killing.begin_drain(at(0));
+        let plan = plan.next(inputs_at(26_000, killing));
         let killing_now = ShutdownPlan::Killing {
             kill_by: at(28_000),
             leave_by: at(30_300),
         };
-        assert_eq!(course, killing_now);
+        assert_eq!(plan, killing_now);
         let idle = ShutdownInputs {
             is_idle: true,
             ..inputs_at(27_000, killing)
@@ -291,11 +291,11 @@ mod tests {
             leave_by: at(30_300),
             restarts: false,
         };
-        assert_eq!(course.next(idle), left, "five seconds, but not beyond");
+        assert_eq!(plan.next(idle), left, "five seconds, but not beyond");
     }
 
     #[test]
-    fn however_short_the_drain_is_half_of_it_is_for_the_attempts() {
+    fn half_of_a_short_drain_is_for_the_attempts() {
         let short = ShutdownSettings {
             drain: Duration::from_secs(1),
             ..WITH_EXTENSION
@@ -305,9 +305,7 @@ mod tests {
             drain: Duration::ZERO,
             ..WITH_EXTENSION
         };
-        let course = none.begin_drain(at(0)).next(inputs_at(0, none));
-        assert!(
-            matches!(course, ShutdownPlan::HandingOver { leave_by, .. } if leave_by == at(300))
-        );
+        let plan = none.begin_drain(at(0)).next(inputs_at(0, none));
+        assert!(matches!(plan, ShutdownPlan::HandingOver { leave_by, .. } if leave_by == at(300)));
     }
 }
