@@ -21,7 +21,7 @@ pub(crate) struct DaemonIdentity {
     /// Empty until the first Welcome.
     daemon_id: String,
     pub(crate) instance_id: String,
-    /// Never empty: without it a reboot could not be told from a restart.
+    /// Never empty: without it a reboot would look like a restart.
     pub(crate) boot_id: String,
     /// Released by the kernel when the process ends.
     lock: File,

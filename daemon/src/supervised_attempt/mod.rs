@@ -3,7 +3,7 @@
 //!
 //! There is no I/O here: frames go into the outbox, orders into the control handle of the
 //! attempt's task. The parts own their own state: [`AttemptLease`], [`AttemptOutbox`],
-//! [`RunningAttempt`] and [`ToolCalls`].
+//! [`RunningAttemptState`] and [`ToolCalls`].
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) use stop_reason::StopReason;
 
 use attempt_outbox::AttemptOutbox;
 use lease::AttemptLease;
-use running_attempt::RunningAttempt;
+use running_attempt::RunningAttemptState;
 use tool_calls::ToolCalls;
 
 pub(crate) struct SupervisedAttempt {
@@ -67,7 +67,7 @@ enum SupervisedStage {
         confirm_by: BootTime,
     },
     /// A task drives its shim.
-    Running(RunningAttempt),
+    Running(RunningAttemptState),
     /// Nothing runs. The attempt is retained until the relay has acknowledged `last_seq`.
     Finished {
         last_seq: u64,
@@ -257,7 +257,7 @@ impl SupervisedAttempt {
         let (token, dir) = (self.lease.token().cloned()?, self.outbox.dir_id()?);
         self.lease.start(lease);
         let plan = (**plan).clone();
-        let (running, control) = RunningAttempt::new(Some(lease), ShimReach::Linked, 0);
+        let (running, control) = RunningAttemptState::new(Some(lease), ShimReach::Linked, 0);
         self.stage = SupervisedStage::Running(running);
         Some(AttemptStart {
             plan,

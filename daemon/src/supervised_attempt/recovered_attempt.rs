@@ -7,7 +7,7 @@ use baton_proto::worker::FoldSnapshot;
 use prost::Message;
 
 use super::{
-    AttemptLease, AttemptOutbox, OutboxLocation, RunningAttempt, ShimReach, StopReason,
+    AttemptLease, AttemptOutbox, OutboxLocation, RunningAttemptState, ShimReach, StopReason,
     SupervisedAttempt, SupervisedStage, ToolCalls,
 };
 use crate::agents::DispatchRefusal;
@@ -85,7 +85,7 @@ impl SupervisedAttempt {
         reach: ShimReach,
     ) -> (Self, AttemptControlReceiver) {
         let position = recovered.stored.outbox.progress().consumed;
-        let (running, control) = RunningAttempt::new(lease, reach, position);
+        let (running, control) = RunningAttemptState::new(lease, reach, position);
         if recovered.snapshot().finish.is_some() {
             running.fix_outcome();
         }

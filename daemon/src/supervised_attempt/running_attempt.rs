@@ -44,7 +44,7 @@ pub(super) struct OutboxBacklog {
 }
 
 #[derive(Debug)]
-pub(super) struct RunningAttempt {
+pub(super) struct RunningAttemptState {
     control: AttemptControl,
     reach: ShimReach,
     /// The limit of the lease that the task began with.
@@ -61,7 +61,7 @@ pub(super) struct RunningAttempt {
     unstored_positions: VecDeque<(u64, u64)>,
 }
 
-impl RunningAttempt {
+impl RunningAttemptState {
     /// `position` is where the task begins to read the transcript.
     pub(super) fn new(
         lease: Option<LeaseClock>,
@@ -226,7 +226,7 @@ mod tests {
         let at = BootTime::from_millis;
         let ttl = std::time::Duration::from_secs(30);
         let first = LeaseClock::from_grant(at(0), ttl);
-        let (running, receiver) = RunningAttempt::new(Some(first), ShimReach::Linked, 0);
+        let (running, receiver) = RunningAttemptState::new(Some(first), ShimReach::Linked, 0);
         // The relay has not renewed the lease, so the shim is not missing anything.
         assert!(!running.is_unresponsive(first, at(29_000)));
         let renewed = LeaseClock::from_grant(at(10_000), ttl);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn answers_without_room_are_queued_and_delivered_once() {
-        let (mut running, mut receiver) = RunningAttempt::new(None, ShimReach::Linked, 0);
+        let (mut running, mut receiver) = RunningAttemptState::new(None, ShimReach::Linked, 0);
         for number in (0..2 * ANSWER_QUEUE).chain(ANSWER_QUEUE..2 * ANSWER_QUEUE) {
             running.deliver_answer(answer(number));
         }
@@ -264,12 +264,12 @@ mod tests {
 
     #[test]
     fn the_shim_drops_only_the_transcript_before_a_stored_state() {
-        let (mut running, receiver) = RunningAttempt::new(None, ShimReach::Linked, 0);
+        let (mut running, receiver) = RunningAttemptState::new(None, ShimReach::Linked, 0);
         // Output, then stderr from 10 on that only the snapshot at 40 covers.
         for (position, retain_from) in [(10, 10), (20, 10), (30, 10), (40, 40), (50, 50)] {
             running.track_position(&progress(position, retain_from));
         }
-        let consumed = |running: &mut RunningAttempt, position| {
+        let consumed = |running: &mut RunningAttemptState, position| {
             running.on_stored(position);
             receiver.orders().consumed
         };

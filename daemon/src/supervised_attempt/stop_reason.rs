@@ -15,7 +15,8 @@ pub(crate) enum StopReason {
     DiskFull,
     /// A frame of the attempt exceeds what is written to the disk at once.
     TooLong,
-    /// No renewal was acknowledged in time. Only a receipt is sent, and the result if there was one.
+    /// No renewal was acknowledged in time. Only a receipt is sent, and the result if there was
+    /// one.
     LeaseEnded,
     /// The relay took the attempt away and accepts only a receipt.
     Fenced,

@@ -1,6 +1,6 @@
-//! Joins small reads into chunks: 4 KiB or 32 ms, whichever comes first, never more than 64 KiB, one
-//! kind per chunk, no byte lost or reordered. Pure. Thousands of tiny unread frames would make HTTP/2
-//! drop the connection.
+//! Joins small reads into chunks: 4 KiB or 32 ms, whichever comes first, never more than 64
+//! KiB, one kind per chunk, no byte lost or reordered. Pure. Thousands of tiny unread frames
+//! would make HTTP/2 drop the connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
