@@ -1,7 +1,8 @@
-//! The daemon's one clock: CLOCK_BOOTTIME for every decision (it keeps counting while the machine
-//! sleeps, as leases do), the wall clock for display only. Nothing else in this crate reads a clock.
-//! A hand-driven clock takes its place in tests, so that time can jump in the real code; a test executable
-//! gives offsets instead, so that it can jump in a daemon and a shim that are processes of their own.
+//! The daemon's only clock: CLOCK_BOOTTIME for every decision (it goes on during a suspend, as
+//! leases do), the wall clock for display only. Nothing else in this crate reads a clock.
+//!
+//! Tests use a manual clock, so that time can jump in the real code. A test executable uses
+//! offsets instead, so that time can jump in a daemon and a shim that are separate processes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,10 +13,10 @@ use tokio::sync::watch;
 pub use baton_daemon_core::time::BootTime;
 pub(crate) use baton_daemon_core::time::whole_millis;
 
-/// Longest single wait on the runtime's timer. That timer stands still while the machine is
-/// suspended and boottime does not, so a sleeper looks again at least this often.
+/// The longest single wait on the runtime's timer. That timer stops during a suspend and
+/// boottime does not, so a sleeper checks the time at least this often.
 const SLEEP_STEP_MAX: Duration = Duration::from_millis(500);
-/// The same under offsets: nobody tells a sleeper that they changed.
+/// The same with offsets: sleepers are not notified when they change.
 const SLEEP_STEP_MAX_WITH_OFFSETS: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ pub struct Clock(DaemonClockSource);
 #[derive(Clone, Debug)]
 enum DaemonClockSource {
     Boot,
-    /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, asked at every reading.
+    /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, read at every use.
     Offset {
         boot_ahead_ms: fn() -> u64,
         wall_ahead_ms: fn() -> i64,
@@ -37,8 +38,8 @@ impl Clock {
         Self(DaemonClockSource::Boot)
     }
 
-    /// The system's clocks, each ahead by what its function says at the moment of reading. CLOCK_BOOTTIME never
-    /// goes back, so its offset may only grow. For test executables.
+    /// The system's clocks, each ahead by what its function returns at the time of reading.
+    /// CLOCK_BOOTTIME never goes back, so its offset may only grow. For test executables.
     pub fn offset(boot_ahead_ms: fn() -> u64, wall_ahead_ms: fn() -> i64) -> Self {
         Self(DaemonClockSource::Offset {
             boot_ahead_ms,
@@ -71,7 +72,7 @@ impl Clock {
         }
     }
 
-    /// Wall time, for people to read. No decision may depend on it.
+    /// The wall time, for display. No decision may depend on it.
     #[expect(
         clippy::disallowed_methods,
         reason = "this file is the daemon's clock seam"
@@ -86,13 +87,14 @@ impl Clock {
         }
     }
 
-    /// The same in milliseconds since 1970.
+    /// The wall time in milliseconds since 1970.
     pub fn wall_ms(&self) -> u64 {
         let since = self.wall().duration_since(SystemTime::UNIX_EPOCH);
         since.map_or(0, whole_millis)
     }
 
-    /// How long a sleeper may wait on a timer that does not count as this clock does before it looks again.
+    /// How long a sleeper may wait on a timer that does not follow this clock before it checks
+    /// the time again.
     pub(crate) fn max_sleep_step(&self) -> Duration {
         match &self.0 {
             DaemonClockSource::Boot | DaemonClockSource::Manual(_) => SLEEP_STEP_MAX,
@@ -100,7 +102,7 @@ impl Clock {
         }
     }
 
-    /// The same for whoever waits on a kernel timer of CLOCK_BOOTTIME: never where that is this clock.
+    /// The same for a wait on a kernel timer of CLOCK_BOOTTIME; `None` when that is this clock.
     pub(crate) fn max_poll_wait(&self) -> Option<Duration> {
         match &self.0 {
             DaemonClockSource::Boot => None,
@@ -123,7 +125,7 @@ impl Clock {
         }
     }
 
-    /// Like [`Clock::sleep_until`]; without a moment it never returns. Cancel safe.
+    /// Like [`Clock::sleep_until`]; never returns for `None`. Cancel safe.
     pub async fn sleep_until_some(&self, at: Option<BootTime>) {
         match at {
             Some(at) => self.sleep_until(at).await,
@@ -183,7 +185,7 @@ mod tests {
     static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
 
     #[tokio::test]
-    async fn clock_offsets_apply_at_every_reading_and_wake_sleepers() {
+    async fn offsets_are_read_every_time_and_wake_sleepers() {
         let clock = Clock::offset(
             || BOOT_AHEAD.load(Ordering::Relaxed),
             || WALL_AHEAD.load(Ordering::Relaxed),
@@ -194,7 +196,7 @@ mod tests {
         let hour = Duration::from_secs(3_600);
         assert!(
             start.until(clock.now()) < hour,
-            "a wall jump moves no moment"
+            "a jump of the wall clock does not move boottime"
         );
         let sleeper = clock.sleep_until(start.after(hour));
         BOOT_AHEAD.store(3_600_000, Ordering::Relaxed);

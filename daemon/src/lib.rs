@@ -1,12 +1,13 @@
-//! The daemon: holds one stream to the relay, runs what it is given as child processes, and lets no
-//! process outlive its attempt.
+//! The daemon: keeps one stream to the relay, runs dispatched attempts as child processes, and
+//! ensures that no process outlives its attempt.
 //!
-//! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
-//! attempt's life; `process/` knows about child processes and nothing else; `shim/` is the process that
-//! holds on to a child when the daemon does not, `spool/` the transcript that it writes; `agents/` turns a
-//! dispatch into a command line, `tools/` hears what agents say through them, `receipts/` looks for the files that a
-//! task asks for. What it decides by time alone (leases, ends, what
-//! leaves, backoff) is a crate of its own, `baton_daemon_core`; `clock` is the only place that reads time.
+//! `link` connects to the relay; `supervisor` owns the attempts and outlives every stream;
+//! `attempt` runs one attempt; `process/` handles child processes and nothing else; `shim/` is
+//! the process that owns a child when the daemon is gone, and `spool/` the transcript that it
+//! writes; `agents/` turns a dispatch into a command line; `tools/` serves the calls of agents'
+//! tools; `receipts/` checks the files that a task requires. Decisions that depend only on time
+//! (leases, endings, sending, backoff) are in a crate of their own, `baton_daemon_core`;
+//! `clock` is the only place that reads time.
 
 mod agents;
 mod attempt;
@@ -57,10 +58,11 @@ use machine::control_groups::ControlGroups;
 use process::adopt_orphans;
 use storage::daemon_identity::DaemonIdentity;
 use storage::daemon_storage::DaemonStorage;
-use supervisor::{Supervisor, adoption};
+use supervisor::{StatusChannels, Supervisor, adoption};
 use tools::ToolSocket;
 
-/// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
+/// Frames from the relay on their way to the supervisor. When it is full the link waits, and
+/// with it the relay.
 const LINK_EVENT_QUEUE: usize = 64;
 
 /// Why a daemon could not start, or had to stop.
@@ -76,19 +78,19 @@ pub enum DaemonError {
     Health(#[from] HealthError),
     #[error(transparent)]
     Link(#[from] LinkError),
-    #[error("cannot listen to the tools of agents in the data directory: {0}")]
+    #[error("cannot open the socket for agents' tools in the data directory: {0}")]
     Tools(io::Error),
     #[error("cannot start child processes: {0}")]
     Process(#[from] io::Error),
 }
 
-/// Runs a daemon until `stop` is canceled and what it runs has ended, or until the relay turns it away for
-/// good. Losing the relay is no reason to return.
+/// Runs a daemon until `stop` is canceled and its attempts have ended or are handed over, or
+/// until the relay refuses it for good. Losing the stream is no reason to return.
 pub async fn run(config: DaemonConfig, stop: CancellationToken) -> Result<(), DaemonError> {
     Daemon::open(config)?.run(stop).await
 }
 
-/// A daemon that has its directory, its address and its credential, and has not dialed yet.
+/// A daemon that has its directory, its address and its token, and has not connected yet.
 #[derive(Debug)]
 pub struct Daemon {
     config: DaemonConfig,
@@ -101,7 +103,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Finds out what is wrong with the configuration before anything is started.
+    /// Checks the configuration before anything is started.
     pub fn open(config: DaemonConfig) -> Result<Self, DaemonError> {
         config.validate()?;
         let endpoint = link::endpoint(&config)?;
@@ -109,7 +111,7 @@ impl Daemon {
         let identity = DaemonIdentity::open(&config.data_dir, &config.boot_id_file)?;
         let storage = DaemonStorage::open(&config.data_dir)?;
         let health = HealthServer::bind(&config.data_dir, config.health)?;
-        let desk = ToolSocket::bind(&config.data_dir).map_err(DaemonError::Tools)?;
+        let tool_socket = ToolSocket::bind(&config.data_dir).map_err(DaemonError::Tools)?;
         let now = config.clock.now();
         let status = DaemonStatus::new(identity.daemon_id(), config.slots, now);
         let status = watch::Sender::new(status);
@@ -119,12 +121,12 @@ impl Daemon {
             storage,
             endpoint,
             health,
-            tool_socket: desk,
+            tool_socket,
             status,
         })
     }
 
-    /// Where health checks are answered over TCP, if they are.
+    /// The TCP address of the health checks, if there is one.
     pub fn health_address(&self) -> Option<std::net::SocketAddr> {
         self.health.address()
     }
@@ -133,8 +135,9 @@ impl Daemon {
         self.status.subscribe()
     }
 
-    /// See [`run`]. Dropping the future leaves what still runs to its shims, as killing the daemon does: the next one
-    /// on the same directory takes it over, and without one it ends with its lease.
+    /// See [`run`]. When the future is dropped, running attempts go on under their shims, as
+    /// when the daemon is killed: the next daemon on the same directory adopts them, and
+    /// without one they end with their leases.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DaemonError> {
         let Self {
             config,
@@ -142,14 +145,14 @@ impl Daemon {
             storage,
             endpoint,
             health,
-            tool_socket: desk,
+            tool_socket,
             status,
         } = self;
-        let checkups = status.subscribe();
+        let health_status = status.subscribe();
         if config.adopt_orphans {
             adopt_orphans()?;
         }
-        let workshop = AttemptEnvironment {
+        let environment = AttemptEnvironment {
             shim: config.shim.clone(),
             daemon_id: identity.daemon_id().to_owned(),
             instance_id: identity.instance_id.clone(),
@@ -160,44 +163,47 @@ impl Daemon {
         };
         let attempts = storage.attempts.clone();
         let (adopted, found) = tokio::join!(
-            adoption::adopt_attempts(attempts, &identity.boot_id, &workshop),
+            adoption::adopt_attempts(attempts, &identity.boot_id, &environment),
             agents::find_programs_and_versions(config.agents.clone()),
         );
         let adopted = adopted?;
         let (events, link_events) = mpsc::channel(LINK_EVENT_QUEUE);
-        let (calls, asked) = mpsc::channel(tools::CALL_QUEUE_SIZE);
-        let (at_stake, stake) = watch::channel(ReconnectUrgency::default());
+        let (call_sender, tool_calls) = mpsc::channel(tools::CALL_QUEUE_SIZE);
+        let (urgency_sender, urgency) = watch::channel(ReconnectUrgency::default());
         let finish = CancellationToken::new();
         let link = RelayLink {
             endpoint,
             token_file: config.token_file.clone(),
             clock: config.clock.clone(),
             supervisor: events,
-            reconnect_urgency: stake,
+            reconnect_urgency: urgency,
             has_adopted_attempts: !adopted.is_empty(),
             last_token: None,
             finish: finish.clone(),
         };
+        let published = StatusChannels {
+            reconnect_urgency: urgency_sender,
+            status,
+        };
         let mut supervisor =
-            Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
-        supervisor.set_agent_programs(found);
+            Supervisor::new(&config, identity, storage, environment, found, published)?;
         supervisor.adopt_all(adopted);
         let supervised = async {
-            let result = supervisor.run(link_events, asked, stop).await;
+            let result = supervisor.run(link_events, tool_calls, stop).await;
             finish.cancel();
             result
         };
-        // In one task: whoever drops this future drops all.
+        // In one task, so that dropping this future drops all of it.
         let working = async { tokio::join!(supervised, link.run()).0 };
         tokio::select! {
             result = working => result,
-            failed = health.serve(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
-            failed = desk.serve_connections(calls) => failed.map_err(DaemonError::Tools),
+            failed = health.serve(health_status, config.clock.clone()) => failed.map_err(DaemonError::from),
+            failed = tool_socket.serve_connections(call_sender) => failed.map_err(DaemonError::Tools),
         }
     }
 }
 
-/// Said once: without groups everything works but the limits of attempts.
+/// Logged once: without control groups only the limits of attempts are missing.
 fn find_control_groups(limits: &ResourceLimits) -> Option<ControlGroups> {
     let found = ControlGroups::find(limits);
     if let Err(why) = &found {

@@ -1,15 +1,14 @@
-//! How an attempt ended, from its shim's report, or from what was found where there is none. A report is the one
-//! truth: without it there is no result, only the word that nothing is left.
+//! How an attempt ended: by its shim's report, or by what was found without one. Only a report
+//! can contain a result; without it the attempt can only be reported as gone.
 
 use std::io;
 use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::{ArtifactReceipt, WorkspaceReport};
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
-use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use super::{AgentSummary, AttemptEvent, AttemptTask, MissingOutput, ShimParting, StopRequest};
+use super::{AgentSummary, AttemptEvent, AttemptTask, MissingOutput, ShimParting};
 use crate::agents::{AttemptVerdict, judge_ending};
 use crate::clock::BootTime;
 use crate::deadlines::DeadlineKind;
@@ -18,66 +17,69 @@ use crate::process::{ChildExit, TerminationOutcome};
 use crate::receipts;
 use crate::shim::{self, REPORT_FILE, disk_failure};
 
-/// For looking at files when the relay knows already that the attempt is being ended.
+/// The time limit of the file check when the relay already knows that the attempt is being
+/// ended.
 const FILE_CHECK_LIMIT_STOPPED: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct AttemptEnding {
     pub(crate) cause: EndCause,
-    /// How the child itself ended; absent when it never started or nobody saw it.
+    /// How the child itself ended; `None` when it never started or its end was not observed.
     pub(crate) exit: Option<ChildExit>,
     pub(crate) termination: TerminationOutcome,
     pub(crate) process_started: bool,
-    /// False only where it is sure that nobody ever had the prompt.
+    /// False only when it is certain that the prompt was never delivered.
     pub(crate) prompted: bool,
     pub(crate) stderr_tail: String,
-    /// What a coding agent said; absent for a command.
+    /// What a coding agent reported; `None` for a command.
     pub(crate) agent_summary: Option<AgentSummary>,
-    /// When the child ended; absent where nobody saw it, so that only the present moment is known.
+    /// When the child ended; `None` when its end was not observed, so that only the present
+    /// time is known.
     pub(crate) child_ended: Option<ChildEndTime>,
     /// What is left of its workspace.
     pub(crate) workspace: Option<WorkspaceReport>,
-    /// What was found of the files that it has to leave; looked for only where there is a result.
+    /// What was found of the required files; checked only when there is a result.
     pub(crate) artifacts: Vec<ArtifactReceipt>,
 }
 
-/// When the child ended, as its shim saw it.
+/// When the child ended, as its shim observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChildEndTime {
     pub(crate) wall: SystemTime,
-    /// Before the limit of the lease as it stood then.
+    /// Before the limit of the lease at that time.
     pub(crate) within_lease: bool,
 }
 
-/// What ended the attempt: the first of these that happened.
+/// Why the attempt ended: the first of these that happened.
 #[derive(Clone, Debug)]
 pub(crate) enum EndCause {
-    /// There was never a child. The code is a failure code of the protocol.
+    /// No child was started. The code is a failure code of the protocol.
     NotStarted {
         code: String,
         message: String,
     },
     Exited(ChildExit),
     Deadline(DeadlineKind),
-    /// The worker's disk does not take what the child says.
+    /// The worker's disk does not store the child's output.
     WorkerDisk {
         message: String,
     },
     Stopped,
-    /// A coding agent's turn was over, and its process was not.
+    /// A coding agent's turn had ended and its process did not exit.
     Lingered,
     /// The shim ended it at the end of its lease.
     LeaseEnded,
-    /// The daemon that was to launch it died first: nothing ran, and somebody else may do the work.
+    /// The daemon died before it launched the child: nothing ran, and the relay may place the
+    /// attempt elsewhere.
     NeverLaunched,
-    /// The shim was killed, or was stuck and was killed: how the child ended is not known.
+    /// The shim was killed, or was stuck and was killed: how the child ended is unknown.
     Lost,
-    /// The daemon's own fault: the task that ran the attempt died.
+    /// The daemon's own fault: the task that ran the attempt panicked.
     DaemonFault,
 }
 
 impl AttemptEnding {
-    /// Nobody knows how far it came, so it counts as started.
+    /// It is unknown how far the attempt came, so it counts as started.
     pub(crate) fn daemon_fault(termination: TerminationOutcome) -> Self {
         Self {
             cause: EndCause::DaemonFault,
@@ -99,13 +101,13 @@ impl AttemptEnding {
         Self::without_process(EndCause::NotStarted { code, message })
     }
 
-    /// There is no place for it to work in.
+    /// The workspace could not be prepared.
     pub(super) fn no_workspace(code: &str, message: String) -> Self {
         let code = code.to_owned();
         Self::without_process(EndCause::NotStarted { code, message })
     }
 
-    /// It was not to start any more before it had.
+    /// The attempt was stopped before it was started.
     pub(super) fn called_off_early(cause: EndCause) -> Self {
         Self::without_process(cause)
     }
@@ -163,23 +165,24 @@ impl AttemptEnding {
         }
     }
 
-    /// The shim said nothing. What was decided before stands: it is dead now, whoever killed it.
-    fn without_report(cleared: TerminationOutcome, decided: Option<EndCause>) -> Self {
+    /// The shim left no report. A cause that was decided before stays valid: the child is dead
+    /// now, whatever killed it.
+    fn without_report(termination: TerminationOutcome, decided: Option<EndCause>) -> Self {
         Self {
             cause: decided.unwrap_or(EndCause::Lost),
-            ..Self::daemon_fault(cleared)
+            ..Self::daemon_fault(termination)
         }
     }
 
     /// There was no shim that could have launched anything. `decided` as above.
-    fn without_shim(cleared: TerminationOutcome, decided: Option<EndCause>) -> Self {
+    fn without_shim(termination: TerminationOutcome, decided: Option<EndCause>) -> Self {
         Self {
             cause: decided.unwrap_or(EndCause::NeverLaunched),
             process_started: false,
             prompted: false,
             ..Self::daemon_fault(TerminationOutcome {
                 proved_empty: true,
-                ..cleared
+                ..termination
             })
         }
     }
@@ -194,7 +197,7 @@ fn report_exit(report: &Report) -> Option<ChildExit> {
     }
 }
 
-/// A child that the shim never saw dead has no such moment.
+/// `None` for a child whose end the shim did not observe.
 fn report_end_time(report: &Report) -> Option<ChildEndTime> {
     let limit = report.lease.as_ref().map_or(0, |lease| lease.limit_ms);
     (report.exited_at_ms > 0).then(|| ChildEndTime {
@@ -203,30 +206,17 @@ fn report_end_time(report: &Report) -> Option<ChildEndTime> {
     })
 }
 
-/// Resolves when nobody wants a result any more.
-async fn wait_until_unwanted(orders: &mut watch::Receiver<Option<StopRequest>>) -> StopRequest {
-    loop {
-        let ordered = *orders.borrow_and_update();
-        if let Some(stop) = ordered.filter(|stop| stop.result_unwanted) {
-            return stop;
-        }
-        if orders.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
 /// What a shim has left.
 enum ShimFindings {
     Report(Box<Report>),
-    /// It died, and said nothing.
+    /// It died without a report.
     NoReport(TerminationOutcome),
-    /// Not even a place for a report: the daemon died before there was a shim.
+    /// There is not even a reserved report file: the daemon died before the shim was started.
     NoShim(TerminationOutcome),
 }
 
 impl AttemptTask {
-    /// From the end of the shim to the last word about the attempt.
+    /// From the end of the shim to the last event of the attempt.
     pub(super) async fn finish_attempt(&mut self, parting: ShimParting) -> AttemptEnding {
         let findings = self.collect_findings(parting).await;
         self.send_event(AttemptEvent::ProcessesGone).await;
@@ -236,18 +226,20 @@ impl AttemptTask {
                 AttemptEnding::from_report(&report, decided.clone()),
                 Some(report),
             ),
-            ShimFindings::NoReport(cleared) => (
-                AttemptEnding::without_report(cleared, decided.clone()),
+            ShimFindings::NoReport(termination) => (
+                AttemptEnding::without_report(termination, decided.clone()),
                 None,
             ),
-            ShimFindings::NoShim(cleared) => {
-                (AttemptEnding::without_shim(cleared, decided.clone()), None)
-            }
+            ShimFindings::NoShim(termination) => (
+                AttemptEnding::without_shim(termination, decided.clone()),
+                None,
+            ),
         };
         if let Some(report) = &report {
             self.on_stdin_done(report.stdin_done);
         }
-        // A quick child is over before its first words are read: their phases come before the cleanup's.
+        // A quick child has exited before its first output is read; those phases come before
+        // the cleanup's.
         let missing = if ending.process_started {
             self.drain_transcript(report.as_deref()).await
         } else {
@@ -262,11 +254,12 @@ impl AttemptTask {
         self.transcript_reader.on_exit(ending.exit, now);
         self.transcript_reader.close(missing);
         self.deliver_events().await;
-        // Without a report something may have been said and read that nobody recorded.
+        // Without a report the child may have read its prompt without a record of it.
         ending.prompted &= report.is_none() || self.transcript_reader.may_have_prompt();
         ending.stderr_tail = self.transcript_reader.stderr_tail();
         ending.agent_summary = self.transcript_reader.agent_summary();
-        // Before the cleanup's phases: from those on the relay waits for the last word only a little.
+        // Before the cleanup phases: after those the relay waits only a short time for the
+        // terminal frame.
         self.check_required_files(&mut ending).await;
         if ending.process_started {
             self.enter_phase(OneTimePhase::CleanupStarted, None);
@@ -276,22 +269,24 @@ impl AttemptTask {
         ending
     }
 
-    /// What a result needs beside itself. Nobody is left who could still write it. A process that failed may have told its
-    /// result through its tools before. Whoever is canceled meanwhile has no result: it would lack what was not looked at.
+    /// Checks the files that a result requires. No process is left that could still write them.
+    /// Also for a process that failed, which may have reported its result through its tools
+    /// before. An attempt that is canceled meanwhile has no result, because it would lack the
+    /// files that were not checked.
     async fn check_required_files(&mut self, ending: &mut AttemptEnding) {
-        let wanted = self.required_files.as_ref();
-        let Some(files) = wanted.filter(|_| judge_ending(ending) != AttemptVerdict::Stopped) else {
+        let required = self.required_files.as_ref();
+        let Some(files) = required.filter(|_| judge_ending(ending) != AttemptVerdict::Stopped)
+        else {
             return;
         };
         let limit = match self.kill_at {
             None => receipts::INSPECTION_TIMEOUT,
             Some(_) => FILE_CHECK_LIMIT_STOPPED,
         };
-        info!(attempt_id = %self.id, "looking at the files that it has to leave");
-        let mut orders = self.channels.stop.clone();
+        info!(attempt_id = %self.id, "checking the required files");
         let stop = tokio::select! {
             biased;
-            stop = wait_until_unwanted(&mut orders) => stop,
+            stop = self.control.result_unwanted() => stop,
             found = files.inspect(limit) => {
                 ending.artifacts = found;
                 return;
@@ -302,41 +297,43 @@ impl AttemptTask {
     }
 
     async fn collect_findings(&mut self, parting: ShimParting) -> ShimFindings {
-        let (report, cleared) = match parting {
+        let (report, termination) = match parting {
             ShimParting::Reported(report) => return ShimFindings::Report(report),
             ShimParting::Closed => match self.read_report().await {
                 Some(report) => return ShimFindings::Report(Box::new(report)),
                 None => {
-                    warn!(attempt_id = %self.id, "the shim died without a report; ending what it left");
+                    warn!(attempt_id = %self.id, "the shim died without a report; killing what it left");
                     (None, self.kill_everything().await)
                 }
             },
             ShimParting::Stuck => {
-                let cleared = self.kill_everything().await;
-                // It may have been quicker after all.
-                (self.read_report().await, cleared)
+                let termination = self.kill_everything().await;
+                // The shim may have written its report before it was killed.
+                (self.read_report().await, termination)
             }
-            // The relay sees by the boot id that nothing of it is left, and sees better when that proves nothing: a
-            // copied directory has another boot id too, and what it speaks of runs elsewhere.
+            // By the boot id the relay concludes that no process is left. It also detects when
+            // that proves nothing: a copied directory has another boot id too, and its
+            // processes run on another machine.
             ShimParting::Rebooted => match self.read_report().await {
                 Some(report) => return ShimFindings::Report(Box::new(report)),
-                // A file that is not there may have been lost with the power.
+                // A missing report may have been lost in a power failure.
                 None => return ShimFindings::NoReport(TerminationOutcome::default()),
             },
         };
         match report {
             Some(report) => ShimFindings::Report(Box::new(report)),
-            None if self.had_shim().await => ShimFindings::NoReport(cleared),
-            None => ShimFindings::NoShim(cleared),
+            None if self.had_shim().await => ShimFindings::NoReport(termination),
+            None => ShimFindings::NoShim(termination),
         }
     }
 
-    /// Whether a shim of an earlier daemon came so far that it could have launched the child: it takes the place of its
-    /// report before anything else. One that this daemon launched died for a reason that may come again, so it counts.
+    /// Whether a shim of an earlier daemon could have launched the child: it reserves its
+    /// report file before anything else. A shim that this daemon started always counts, because
+    /// the reason of its death may come again.
     async fn had_shim(&self) -> bool {
         let path = self.directory.join(REPORT_FILE);
         let exists = tokio::task::spawn_blocking(move || std::fs::exists(path)).await;
-        let exists = exists.expect("looking at a file does not panic");
+        let exists = exists.expect("checking for a file does not panic");
         self.own_shim.is_some() || exists.unwrap_or(true)
     }
 
@@ -349,12 +346,12 @@ impl AttemptTask {
                 error!(attempt_id = %self.id, error = %error, "cannot read the shim's report");
                 None
             });
-        // A shim that was never launched does not know whose it is.
+        // A shim that was never launched has no attempt id.
         report.filter(|report| report.attempt_id.is_empty() || report.attempt_id == self.id)
     }
 
-    /// Reads the transcript to its end, at the relay's pace; returns how much of it is gone. Deadlines are for what
-    /// runs, and nothing does.
+    /// Reads the transcript to its end, at the relay's pace; returns how much of it is missing.
+    /// Deadlines are not watched, because no process runs.
     async fn drain_transcript(&mut self, report: Option<&Report>) -> MissingOutput {
         match report {
             Some(report) => self.transcript.extend_end(report.transcript_end),
@@ -364,7 +361,7 @@ impl AttemptTask {
             self.advance_transcript(self.transcript_reader.output_due_at())
                 .await;
         }
-        // Without a report nobody knows what was in the pipes when the shim died.
+        // Without a report it is unknown what was in the pipes when the shim died.
         let missing = report.map_or(MissingOutput::Unknown, |report| {
             let lost = self.transcript.unread_bytes() + report.lost_bytes;
             if report.disk_refused {

@@ -1,5 +1,7 @@
-//! The attempt and its workspace: in before anything runs, out when nobody is left. A workspace that another daemon's
-//! attempt is in is waited for; one of this daemon's own is known before the attempt is taken (`supervisor/orders.rs`).
+//! The attempt and its workspace: prepared before anything runs, cleaned up when no process is
+//! left. The attempt waits for a workspace that another daemon's attempt uses; one that this
+//! daemon's own attempts use is refused before the attempt is accepted
+//! (`supervisor/dispatch.rs`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,24 +18,26 @@ use crate::workspace::{
     self, LockHolder, PrepareError, WorkspaceCleanup, WorkspaceOccupant, WorkspacePlan,
 };
 
-/// Between two looks at a lock that another daemon's attempt holds.
+/// Between two tries to get a lock that another daemon's attempt has.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// For writing down what is left, and removing what is to go.
+/// The time limit for recording what is left and removing what is no longer needed.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(10);
-/// The same when somebody waits for the end: the relay gives a cleanup little more than its own time.
+/// The same when the attempt was stopped: the relay waits only a little longer than the cleanup
+/// term.
 const CLEANUP_LIMIT_STOPPED: Duration = Duration::from_secs(1);
 
 impl AttemptTask {
-    /// The working directory, when the workspace is there and this attempt's alone where it has to be.
+    /// Returns the working directory when the workspace is prepared and, if required,
+    /// exclusive.
     pub(super) async fn enter_workspace(
         &mut self,
         plan: &WorkspacePlan,
     ) -> Result<PathBuf, AttemptEnding> {
-        let guest = self.occupant();
-        let mut has_said = false;
+        let occupant = self.occupant();
+        let mut was_reported = false;
         loop {
             let entered = tokio::select! {
-                entered = workspace::prepare(plan, &guest) => entered,
+                entered = workspace::prepare(plan, &occupant) => entered,
                 cause = self.wait_until_called_off() => return Err(AttemptEnding::called_off_early(cause)),
             };
             match entered {
@@ -48,7 +52,7 @@ impl AttemptTask {
                     return Err(AttemptEnding::no_workspace(code, message));
                 }
                 Err(PrepareError::Busy(holder)) => {
-                    if !std::mem::replace(&mut has_said, true) {
+                    if !std::mem::replace(&mut was_reported, true) {
                         self.report_busy(plan, &holder).await;
                     }
                 }
@@ -68,7 +72,7 @@ impl AttemptTask {
             .await;
     }
 
-    /// The lock stands and falls with the shim from here on, which outlives this daemon.
+    /// From here on the lock belongs to the shim, which outlives this daemon.
     pub(super) async fn transfer_workspace_lock(&self) -> Result<(), AttemptEnding> {
         let root = self
             .workspace
@@ -77,11 +81,12 @@ impl AttemptTask {
         let (Some(root), Some(shim)) = (root.map(Path::to_owned), self.own_shim) else {
             return Ok(());
         };
-        let handed = workspace::transfer_lock(root, self.id.clone(), shim).await;
-        handed.map_err(|error| AttemptEnding::not_started("hand the workspace's lock over", &error))
+        let transferred = workspace::transfer_lock(root, self.id.clone(), shim).await;
+        transferred
+            .map_err(|error| AttemptEnding::not_started("transfer the workspace's lock", &error))
     }
 
-    /// What it left, and the way free for the next one.
+    /// Reports what the attempt left and releases the workspace for the next one.
     pub(super) async fn leave_workspace(
         &self,
         cleared: TerminationOutcome,
@@ -90,22 +95,23 @@ impl AttemptTask {
             None => CLEANUP_LIMIT,
             Some(_) => CLEANUP_LIMIT_STOPPED,
         };
-        let departure = WorkspaceCleanup {
+        let cleanup = WorkspaceCleanup {
             processes_proved_gone: cleared.proved_empty,
             time_limit: limit,
         };
-        workspace::clean_up(self.workspace.as_ref()?, &self.occupant(), departure).await
+        workspace::clean_up(self.workspace.as_ref()?, &self.occupant(), cleanup).await
     }
 
-    /// What git was asked after the child's death may have started filters that the repository names, and those may have gone
-    /// their own ways. They carry the attempt's marker like everything of it.
+    /// Git commands after the child's death may have started filters that the repository
+    /// configures, and those may have left their process group. They carry the attempt's marker
+    /// like all its processes.
     pub(super) async fn kill_git_filters(&self, left: Option<&WorkspaceReport>) {
         if left.is_some_and(|left| !left.head_commit.is_empty()) {
             kill_by_marker(ATTEMPT_MARKER, &self.id, self.shim, &self.environment.clock).await;
         }
     }
 
-    /// The group that the child is to be in, where there are groups.
+    /// The group that the child is started in, where there are control groups.
     pub(super) fn create_control_group(&self) -> Option<PathBuf> {
         self.environment
             .control_groups
@@ -113,7 +119,8 @@ impl AttemptTask {
             .create_group(&self.id)
     }
 
-    /// Whoever has hidden from everybody else is still in its group.
+    /// Processes that were hidden from every other search are still in the attempt's control
+    /// group.
     pub(super) async fn remove_control_group(&self) {
         if let Some(groups) = &self.environment.control_groups {
             groups.kill_and_remove(&self.id).await;
@@ -124,63 +131,64 @@ impl AttemptTask {
         workspace_occupant(&self.id, &self.task_id, &self.directory, &self.environment)
     }
 
-    /// Resolves when it is not to start any more.
+    /// Returns when the attempt must not be started any more.
     async fn wait_until_called_off(&mut self) -> EndCause {
         loop {
-            if self.channels.stop.borrow_and_update().is_some() {
+            let orders = self.control.apply_orders();
+            if orders.stop.is_some() {
                 return EndCause::Stopped;
             }
-            let limit = self
-                .channels
-                .lease
-                .borrow_and_update()
-                .map(|lease| lease.limit());
+            let limit = orders.lease.map(|lease| lease.limit());
             let now: BootTime = self.environment.clock.now();
             if limit.is_some_and(|limit| limit <= now) {
                 return EndCause::LeaseEnded;
             }
             tokio::select! {
-                Ok(()) = self.channels.stop.changed() => {}
-                Ok(()) = self.channels.lease.changed() => {}
+                () = self.control.stop_or_lease_changed() => {}
                 () = self.environment.clock.sleep_until_some(limit) => {}
             }
         }
     }
 }
 
-/// An attempt that an earlier daemon took and never started may have a workspace all the same.
+/// An attempt that an earlier daemon accepted and never started may still have a workspace.
 pub(crate) async fn clean_up_unused(
     plan: Option<&WorkspacePlan>,
     attempt: &AttemptRef,
     dir: &AttemptDir,
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
 ) {
     if let Some(plan) = plan {
-        let guest = workspace_occupant(&attempt.attempt_id, &attempt.task_id, dir.path(), workshop);
-        let departure = WorkspaceCleanup {
+        let occupant = workspace_occupant(
+            &attempt.attempt_id,
+            &attempt.task_id,
+            dir.path(),
+            environment,
+        );
+        let cleanup = WorkspaceCleanup {
             processes_proved_gone: true,
             time_limit: CLEANUP_LIMIT_STOPPED,
         };
-        workspace::clean_up(plan, &guest, departure).await;
+        workspace::clean_up(plan, &occupant, cleanup).await;
     }
 }
 
-/// Until a shim stands for the attempt, this process does.
+/// The occupant of the workspace: this process, until the attempt has a shim.
 fn workspace_occupant(
     attempt_id: &str,
     task_id: &str,
     directory: &Path,
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
 ) -> WorkspaceOccupant {
     let own = std::process::id().cast_signed();
     WorkspaceOccupant {
         holder: LockHolder {
             pid: own,
             start_time: identity_of(own).map_or(0, |id| id.start_time),
-            boot_id: workshop.boot_id.clone(),
+            boot_id: environment.boot_id.clone(),
             attempt_id: attempt_id.to_owned(),
             task_id: task_id.to_owned(),
-            daemon: workshop.daemon_name.clone(),
+            daemon: environment.daemon_name.clone(),
         },
         attempt_dir: directory.to_owned(),
     }

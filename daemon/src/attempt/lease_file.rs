@@ -1,5 +1,6 @@
-//! The lease on disk, beside the attempt: how long a shim may have that does not answer the next daemon. Never the
-//! token. The shim itself counts with what it was told; this is only for when it cannot be asked.
+//! The lease on disk, beside the attempt: how long a shim may go on that does not answer the
+//! next daemon. It never contains the token. The shim uses its own copy of the lease; this file
+//! is only for the case that it cannot be asked.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -17,7 +18,8 @@ const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.
 const SIZE: usize = MAGIC.len() + 8 + 8 + 4;
 
-/// In place of the one before. Not synced: after a reboot no shim is left that it could speak of.
+/// Replaces the previous lease. Not synced: after a reboot no shim is left that it could apply
+/// to.
 pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()> {
     let file = OpenOptions::new()
         .write(true)
@@ -28,7 +30,7 @@ pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()>
     file.write_all_at(&encode(lease), 0)
 }
 
-/// The lease that was written last; `None` where there is none that can be read.
+/// The lease that was written last; `None` when there is no valid one.
 pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
     decode(&atomic_file::read(&directory.join(LEASE_FILE)).ok()?)
 }
@@ -37,18 +39,18 @@ fn encode(lease: LeaseClock) -> [u8; SIZE] {
     let mut block = [0; SIZE];
     let (body, checksum) = block.split_at_mut(SIZE - 4);
     let granted = u64::try_from(lease.ttl().as_millis()).unwrap_or(u64::MAX);
-    let words = [lease.limit().as_millis(), granted].map(u64::to_be_bytes);
+    let numbers = [lease.limit().as_millis(), granted].map(u64::to_be_bytes);
     body[..8].copy_from_slice(&MAGIC);
-    body[8..].copy_from_slice(words.as_flattened());
+    body[8..].copy_from_slice(numbers.as_flattened());
     checksum.copy_from_slice(&crc32fast::hash(body).to_be_bytes());
     block
 }
 
 fn decode(block: &[u8]) -> Option<LeaseClock> {
     let block: &[u8; SIZE] = block.try_into().ok()?;
-    let word = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
-    let limit = BootTime::from_millis(word(8)?);
-    let lease = LeaseClock::from_stored(limit, Duration::from_millis(word(16)?));
+    let number = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
+    let limit = BootTime::from_millis(number(8)?);
+    let lease = LeaseClock::from_stored(limit, Duration::from_millis(number(16)?));
     (*block == encode(lease)).then_some(lease)
 }
 

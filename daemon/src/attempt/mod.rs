@@ -1,288 +1,109 @@
-//! One attempt's life from its start to its last process: drives the shim that owns the child, folds what the
-//! child says into events, watches the local deadlines, and tells the supervisor all of it. Leases, frames and
-//! the relay are the supervisor's. The shim ends the child by itself when the lease does; what this side adds is
-//! the second line for a shim that is stuck, and the word for one that died.
+//! Runs one attempt from its start to its last process: drives the shim that owns the child,
+//! turns the child's output into events, watches the local deadlines, and reports everything to
+//! the supervisor.
+//!
+//! Leases, frames and the relay belong to the supervisor. The shim ends the child by itself
+//! when the lease ends. This side kills a shim that is stuck, and reports the end of one that
+//! died.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon_core::lease_clock::LeaseClock;
-use baton_proto::v1::{LeaseToken, ResumeContext, WorkspaceReport};
+use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{Report, Stdin};
-use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::clock::{BootTime, Clock};
 use crate::deadlines::phase_order::OneTimePhase;
-use crate::deadlines::{DeadlineKind, DeadlineLimits};
-use crate::machine::control_groups::ControlGroups;
-use crate::outbox::OutputCutReason;
 use crate::process::{
-    ATTEMPT_MARKER, ChildSpec, ProcessId, TerminationOutcome, kill_by_marker, kill_descendants,
-    kill_shim_tree,
+    ATTEMPT_MARKER, ProcessId, TerminationOutcome, kill_by_marker, kill_descendants, kill_shim_tree,
 };
 use crate::receipts::RequiredFiles;
 use crate::shim::SPOOL_DIR;
-use crate::shim::client::{self, ShimConnection, ShimMarkers, ShimProgram};
-use crate::tools::ToolGrant;
+use crate::shim::client::{self, ShimConnection, ShimMarkers};
 use crate::workspace;
 
 mod agent_session;
+mod attempt_control;
 mod attempt_ending;
+mod attempt_event;
+mod attempt_plan;
 mod attempt_workspace;
 mod lease_file;
-mod output_coalescer;
 mod required_file_check;
 mod resume_file;
 mod shim_connection;
 mod shim_contact;
 mod shim_descendants;
 mod spool_batch_reader;
-mod stderr_tail;
 mod transcript_reader;
 mod turn_interrupt;
 
 pub(crate) use agent_session::{AgentNotice, AgentSession, AgentSummary, InputResponse};
+#[cfg(test)]
+pub(crate) use attempt_control::ANSWER_QUEUE;
+pub(crate) use attempt_control::{
+    AttemptControl, AttemptControlReceiver, LeaseDelivery, StopRequest,
+};
 pub(crate) use attempt_ending::{AttemptEnding, EndCause};
+pub(crate) use attempt_event::AttemptEvent;
+pub(crate) use attempt_plan::{
+    AttemptEnvironment, AttemptPlan, AttemptRunInput, ChildStdin, ShimContact,
+};
 pub(crate) use attempt_workspace::clean_up_unused;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
-pub(crate) use output_coalescer::CoalescedChunk;
 pub(crate) use resume_file::RESUME_FILE;
 pub(crate) use shim_contact::{ContactOutcome, ReachedShim, contact_shim};
 use shim_descendants::ShimDescendants;
 use spool_batch_reader::SpoolBatchReader;
 use transcript_reader::MissingOutput;
-pub(crate) use transcript_reader::{EventProgress, TranscriptReader};
+pub(crate) use transcript_reader::{CoalescedChunk, EventProgress, TranscriptReader};
 
-/// The prompt is the first thing on a command's stdin.
+/// The number of a command's prompt: the first message on its stdin.
 const PROMPT_MESSAGE_ID: u64 = 1;
 
-/// What to run and under which limits.
-#[derive(Clone, Debug)]
-pub(crate) struct AttemptPlan {
-    pub(crate) attempt_id: String,
-    pub(crate) task_id: String,
-    pub(crate) workspace: workspace::WorkspacePlan,
-    /// Its working directory is the agent's word for it; what it is started in is found when the workspace is.
-    pub(crate) child: ChildSpec,
-    pub(crate) stdin: ChildStdin,
-    pub(crate) deadlines: DeadlineLimits,
-    /// From TERM to KILL.
-    pub(crate) cleanup_term: Duration,
-    /// What its agent may say through tools, where it has some.
-    pub(crate) tools: Option<ToolGrant>,
-    /// What it has to leave.
-    pub(crate) required_files: Option<RequiredFiles>,
-    /// What a command is told of the attempts before it.
-    pub(crate) resume: Option<ResumeContext>,
-}
-
-/// What goes to the child's stdin, and so how it is understood.
-#[derive(Clone, Debug)]
-pub(crate) enum ChildStdin {
-    /// All at once; what comes back is output.
-    Prompt(Bytes),
-    /// A coding agent is talked to.
-    AgentSession(Box<AgentSession>),
-}
-
-/// The order to stop. A later order can only bring KILL forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StopRequest {
-    pub(crate) kill_at: BootTime,
-    /// There is still somebody who wants to hear of it, so an agent may end its turn first.
-    pub(crate) may_interrupt_turn: bool,
-    /// Nobody wants its result any more: what that would need beside itself is not waited for.
-    pub(crate) result_unwanted: bool,
-}
-
-#[derive(Debug)]
-pub(crate) enum AttemptEvent {
-    /// A phase was reached; `next_deadline` is for people.
-    PhaseEntered {
-        phase: OneTimePhase,
-        pid: Option<i32>,
-        next_deadline: Option<BootTime>,
-        /// Of the beginning of the end: the deadline that it is ended for.
-        passed_deadline: Option<DeadlineKind>,
-        progress: EventProgress,
-    },
-    Output {
-        chunk: CoalescedChunk,
-        progress: EventProgress,
-    },
-    /// A coding agent did or wants something.
-    AgentNotice {
-        notice: AgentNotice,
-        progress: EventProgress,
-    },
-    /// Output of this length is gone for good.
-    OutputMissing {
-        length: u64,
-        why: OutputCutReason,
-        progress: EventProgress,
-    },
-    /// Much was read of which there is nothing to tell.
-    TranscriptRead { progress: EventProgress },
-    /// A shim that did not answer does so now.
-    ShimReached {
-        token: Option<LeaseToken>,
-        lease: Option<LeaseClock>,
-    },
-    /// It cannot start yet, and why.
-    WaitsForWorkspace { message: String },
-    /// Where it works.
-    WorkspaceReady(Box<WorkspaceReport>),
-    /// Every process is gone, or cannot be killed; the rest of the output is still to come.
-    ProcessesGone,
-    /// The last event.
-    Ended(AttemptEnding),
-}
-
-impl AttemptEvent {
-    /// How far it has consumed the transcript.
-    pub(crate) fn progress(&self) -> Option<&EventProgress> {
-        match self {
-            Self::PhaseEntered { progress, .. }
-            | Self::Output { progress, .. }
-            | Self::AgentNotice { progress, .. }
-            | Self::OutputMissing { progress, .. }
-            | Self::TranscriptRead { progress } => Some(progress),
-            Self::ShimReached { .. }
-            | Self::WaitsForWorkspace { .. }
-            | Self::WorkspaceReady(_)
-            | Self::ProcessesGone
-            | Self::Ended(_) => None,
-        }
-    }
-
-    fn progress_mut(&mut self) -> Option<&mut EventProgress> {
-        match self {
-            Self::PhaseEntered { progress, .. }
-            | Self::Output { progress, .. }
-            | Self::AgentNotice { progress, .. }
-            | Self::OutputMissing { progress, .. }
-            | Self::TranscriptRead { progress } => Some(progress),
-            Self::ShimReached { .. }
-            | Self::WaitsForWorkspace { .. }
-            | Self::WorkspaceReady(_)
-            | Self::ProcessesGone
-            | Self::Ended(_) => None,
-        }
-    }
-}
-
-/// The attempt's lines to its supervisor.
-#[derive(Debug)]
-pub(crate) struct AttemptChannels {
-    pub(crate) stop: watch::Receiver<Option<StopRequest>>,
-    /// True while the relay is slower than the child: the transcript is not read on.
-    pub(crate) pause_output: watch::Receiver<bool>,
-    /// The lease as it was renewed last.
-    pub(crate) lease: watch::Receiver<Option<LeaseClock>>,
-    /// The supervisor has taken in what was told of the transcript before this position.
-    pub(crate) received_position: watch::Receiver<u64>,
-    /// What lies before this position of the transcript is stored and not needed again.
-    pub(crate) consumed: watch::Receiver<u64>,
-    /// So many answers to the agent's requests are stored, and may go to it.
-    pub(crate) stored_answers: watch::Receiver<u64>,
-    /// The agent has said through its tools how it ends.
-    pub(crate) outcome_fixed: watch::Receiver<bool>,
-    /// What people say to what the agent asked. Bounded; what finds no room waits before it.
-    pub(crate) answers: mpsc::Receiver<InputResponse>,
-    /// Limit of the lease that the shim has.
-    pub(crate) lease_delivered: watch::Sender<Option<BootTime>>,
-    /// Bounded; when it is full the attempt waits, and so does its child.
-    pub(crate) events: mpsc::Sender<(String, AttemptEvent)>,
-}
-
-/// What all attempts of a daemon share.
-#[derive(Clone, Debug)]
-pub(crate) struct AttemptEnvironment {
-    pub(crate) shim: ShimProgram,
-    pub(crate) daemon_id: String,
-    pub(crate) instance_id: String,
-    pub(crate) boot_id: String,
-    /// The daemon's name, for people.
-    pub(crate) daemon_name: String,
-    /// Where attempts have control groups.
-    pub(crate) control_groups: Option<ControlGroups>,
-    pub(crate) clock: Clock,
-}
-
-/// One attempt as it is handed to its task.
-#[derive(Debug)]
-pub(crate) struct AttemptRunInput {
-    pub(crate) attempt_id: String,
-    pub(crate) task_id: String,
-    /// Where it works; none for the daemon's own work directory.
-    pub(crate) workspace: Option<workspace::WorkspacePlan>,
-    pub(crate) cleanup_term: Duration,
-    /// What it has to leave.
-    pub(crate) required_files: Option<RequiredFiles>,
-    /// The attempt's own directory.
-    pub(crate) directory: PathBuf,
-    pub(crate) transcript_reader: TranscriptReader,
-    /// Where the fold goes on, and from where on it must remember what it was told before.
-    pub(crate) position: u64,
-    pub(crate) replay_from: u64,
-    pub(crate) shim_contact: ShimContact,
-}
-
-/// How the attempt's shim stands when the task begins.
-#[derive(Debug)]
-pub(crate) enum ShimContact {
-    /// It is to be started.
-    Launch {
-        plan: Box<AttemptPlan>,
-        token: LeaseToken,
-    },
-    /// It was started by a daemon before this one, and has answered.
-    Adopted(Box<ReachedShim>),
-    /// It has not answered.
-    Unreachable,
-    /// It is gone. What it left behind may still be there, unless the machine was started since.
-    Gone { same_boot: bool },
-}
-
-/// Runs the attempt to its end. Dropping the future leaves the shim to its lease and to the next daemon.
+/// Runs the attempt to its end. When the future is dropped, the shim goes on under its lease
+/// and the next daemon adopts it.
 pub(crate) async fn run_attempt(
-    errand: AttemptRunInput,
-    lines: AttemptChannels,
-    workshop: AttemptEnvironment,
+    input: AttemptRunInput,
+    control: AttemptControlReceiver,
+    events: mpsc::Sender<(String, AttemptEvent)>,
+    environment: AttemptEnvironment,
 ) {
     let AttemptRunInput {
         attempt_id,
         task_id,
         workspace,
         cleanup_term,
-        required_files: files,
+        required_files,
         directory,
-        transcript_reader: mut fold,
+        transcript_reader: mut reader,
         position,
-        replay_from: recall_from,
-        shim_contact: contact,
-    } = errand;
+        replay_from,
+        shim_contact,
+    } = input;
     let spool = directory.join(SPOOL_DIR);
-    if recall_from < position {
-        spool_batch_reader::replay_transcript(spool.clone(), recall_from..position, &mut fold)
+    if replay_from < position {
+        spool_batch_reader::replay_transcript(spool.clone(), replay_from..position, &mut reader)
             .await;
     }
-    fold.finish_replay(workshop.clock.now());
+    reader.finish_replay(environment.clock.now());
     let mut attempt = AttemptTask {
         transcript: SpoolBatchReader::open(spool, position),
         id: attempt_id,
         task_id,
         workspace,
         cleanup_term,
-        required_files: files,
+        required_files,
         directory,
-        channels: lines,
-        environment: workshop,
-        transcript_reader: fold,
+        control,
+        events,
+        environment,
+        transcript_reader: reader,
         own_shim: None,
         shim: None,
         spawned: false,
@@ -294,22 +115,23 @@ pub(crate) async fn run_attempt(
         interrupt_until: None,
         pending_event: None,
     };
-    let mut ending = attempt.run_to_end(contact).await;
+    let mut ending = attempt.run_to_end(shim_contact).await;
     attempt.remove_control_group().await;
     ending.workspace = attempt.leave_workspace(ending.termination).await;
     attempt.kill_git_filters(ending.workspace.as_ref()).await;
     attempt.send_event(AttemptEvent::Ended(ending)).await;
 }
 
-/// In place of a [`run`] that died: ends whatever the attempt left, its shim too, and reports that as its end.
+/// Replaces a [`run_attempt`] that panicked: kills whatever the attempt left, including its
+/// shim, and reports that as its end.
 pub(crate) async fn report_dead_task(
     attempt_id: String,
     events: mpsc::Sender<(String, AttemptEvent)>,
     clock: Clock,
 ) {
-    let swept = kill_by_marker(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
-    let cleared = unproved_termination(swept.killed);
-    // Without a supervisor there is nobody to tell.
+    let sweep = kill_by_marker(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
+    let cleared = unproved_termination(sweep.killed);
+    // Without a supervisor the event has no receiver.
     let _ = events
         .send((
             attempt_id,
@@ -318,7 +140,8 @@ pub(crate) async fn report_dead_task(
         .await;
 }
 
-/// What a sweep has killed is dead; what it could not see may live.
+/// What a sweep by marker proves: the processes that it found are dead, but it may have missed
+/// some.
 fn unproved_termination(killed: u32) -> TerminationOutcome {
     TerminationOutcome {
         proved_empty: false,
@@ -335,26 +158,28 @@ struct AttemptTask {
     cleanup_term: Duration,
     required_files: Option<RequiredFiles>,
     directory: PathBuf,
-    channels: AttemptChannels,
+    control: AttemptControlReceiver,
+    /// Bounded. While it is full the attempt waits, and its child with it.
+    events: mpsc::Sender<(String, AttemptEvent)>,
     environment: AttemptEnvironment,
     transcript_reader: TranscriptReader,
     transcript: SpoolBatchReader,
-    /// The shim, where this process started it.
+    /// The shim, if this process started it.
     own_shim: Option<ProcessId>,
-    /// The shim that was connected last, whoever started it.
+    /// The shim that was connected last, also one that an earlier daemon started.
     shim: Option<ProcessId>,
-    /// The shim has said that there is a child.
+    /// The shim has reported that the child was started.
     spawned: bool,
-    /// Whom a shim that another process started was seen to have.
+    /// Processes that were seen below a shim of an earlier daemon.
     shim_descendants: ShimDescendants,
-    /// The lease that is on disk, or on its way there with `noting`.
+    /// The lease that is on disk, or is being written there by `lease_write`.
     stored_lease: Option<LeaseClock>,
     lease_write: Option<JoinHandle<()>>,
-    /// What ended it: the first thing that was decided on this side.
+    /// Why the attempt ends: the first cause that was decided on this side.
     cause: Option<EndCause>,
-    /// When KILL is due, once it was decided that it ends.
+    /// When SIGKILL is due, once the end was decided.
     kill_at: Option<BootTime>,
-    /// The agent was asked to end its turn, and has until then before its process is told.
+    /// The agent was asked to end its turn and has until then before its process is signaled.
     interrupt_until: Option<BootTime>,
     /// An event that waits for room.
     pending_event: Option<AttemptEvent>,
@@ -363,17 +188,17 @@ struct AttemptTask {
 /// How a connection to a shim ended.
 enum ShimParting {
     Reported(Box<Report>),
-    /// It said nothing: its report is on disk, or there is none.
+    /// Without a message: its report is on disk, or there is none.
     Closed,
-    /// It is stuck, and was given up.
+    /// It is stuck and was given up.
     Stuck,
-    /// The machine was started since: nothing of it is alive.
+    /// The machine was restarted since: no process of the attempt is alive.
     Rebooted,
 }
 
 impl AttemptTask {
-    async fn run_to_end(&mut self, contact: ShimContact) -> AttemptEnding {
-        let parting = match contact {
+    async fn run_to_end(&mut self, shim_contact: ShimContact) -> AttemptEnding {
+        let parting = match shim_contact {
             ShimContact::Launch { plan, token } => match self.launch(*plan, token).await {
                 Ok(connection) => self.follow_until_over(connection).await,
                 Err(ending) => {
@@ -400,8 +225,8 @@ impl AttemptTask {
         self.follow_until_over(connection).await
     }
 
-    /// Until the shim is over. A connection that closed is no dead shim: whoever greets it last takes the place of the
-    /// one before, and so does this daemon again.
+    /// Follows the shim to its end. A connection that closed does not mean a dead shim: the
+    /// last daemon that connects displaces the one before, so this daemon connects again.
     async fn follow_until_over(&mut self, mut connection: ShimConnection) -> ShimParting {
         let mut again_at = self.environment.clock.now();
         loop {
@@ -413,7 +238,7 @@ impl AttemptTask {
             let Some(found) = self.find_shim().await else {
                 return ShimParting::Closed;
             };
-            warn!(attempt_id = %self.id, "the connection to the shim was lost, and is there again");
+            warn!(attempt_id = %self.id, "reconnected to the shim");
             again_at = self
                 .environment
                 .clock
@@ -423,13 +248,14 @@ impl AttemptTask {
         }
     }
 
-    /// The shim, where another process started it.
+    /// The shim, if another process started it.
     fn adopted_shim(&self) -> Option<ProcessId> {
         self.shim.filter(|_| self.own_shim.is_none())
     }
 
-    /// The lease is on disk before the child may run, so that the next daemon knows how long a shim that does
-    /// not answer may have. Without it there was nothing but a workspace.
+    /// Starts the shim and launches the child. The lease is on disk before the child may run,
+    /// so that the next daemon knows how long a shim that does not answer may go on. Without
+    /// that file nothing was started.
     async fn launch(
         &mut self,
         mut plan: AttemptPlan,
@@ -438,12 +264,12 @@ impl AttemptTask {
         plan.child.cwd = self.enter_workspace(&plan.workspace).await?;
         self.enter_phase(OneTimePhase::Started, None);
         if let Err(error) = self.store_lease().await {
-            return Err(AttemptEnding::not_started("note the lease", &error));
+            return Err(AttemptEnding::not_started("store the lease", &error));
         }
-        let noted = self.store_resume_context(plan.resume.take(), &mut plan.child);
-        if let Err(error) = noted.await {
+        let stored = self.store_resume_context(plan.resume.take(), &mut plan.child);
+        if let Err(error) = stored.await {
             return Err(AttemptEnding::not_started(
-                "note what it goes on with",
+                "store the resume context",
                 &error,
             ));
         }
@@ -480,8 +306,9 @@ impl AttemptTask {
         self.transcript_reader.enter_phase(phase, pid, now);
     }
 
-    /// Ends what the attempt left, its shim too. That nobody is left can be proved of a shim that this process
-    /// started; of another one the relay waits for the end of the lease.
+    /// Kills what the attempt left, including its shim. Only below a shim that this process
+    /// started can it be proved that no process is left; otherwise the relay waits for the end
+    /// of the lease.
     async fn kill_everything(&self) -> TerminationOutcome {
         let clock = &self.environment.clock;
         if let Some(shim) = self.own_shim {
@@ -495,15 +322,15 @@ impl AttemptTask {
             None => 0,
         };
         let below = below + self.shim_descendants.kill_seen().await;
-        let swept = kill_by_marker(ATTEMPT_MARKER, &self.id, None, clock).await;
-        if !swept.is_clear {
+        let sweep = kill_by_marker(ATTEMPT_MARKER, &self.id, None, clock).await;
+        if !sweep.is_clear {
             warn!(attempt_id = %self.id, "processes of the attempt cannot be killed");
         }
-        unproved_termination(swept.killed + below)
+        unproved_termination(sweep.killed + below)
     }
 
     async fn send_event(&self, event: AttemptEvent) {
-        // Without a supervisor there is nobody to tell; the shim ends the child properly.
-        let _ = self.channels.events.send((self.id.clone(), event)).await;
+        // Without a supervisor the event has no receiver; the shim still ends the child.
+        let _ = self.events.send((self.id.clone(), event)).await;
     }
 }

@@ -1,5 +1,6 @@
-//! Between two turns of an agent: whether its files are there. Where they are, where nobody wants more of it, or where it has
-//! said through its tools how it ends, the turn was the last one.
+//! Checks between two turns of an agent whether its required files exist. The turn was the last
+//! one when they do, when the attempt is being ended, or when the agent has reported its
+//! outcome through its tools.
 
 use std::future::Future;
 use std::path::Path;
@@ -10,39 +11,39 @@ use baton_validation::UnmetRequirement;
 use super::AttemptTask;
 use crate::receipts;
 
-/// A look on its way. Dropped, nobody reads any file to its end.
+/// A running check. Dropping it stops reading the files.
 #[derive(Default)]
 pub(super) struct RequiredFileCheck(
     Option<Pin<Box<dyn Future<Output = Vec<UnmetRequirement>> + Send>>>,
 );
 
 impl RequiredFileCheck {
-    /// Never, where nobody looks.
+    /// Never returns when no check runs.
     pub(super) async fn wait(&mut self) -> Vec<UnmetRequirement> {
         match &mut self.0 {
-            Some(look) => look.await,
+            Some(running) => running.await,
             None => std::future::pending().await,
         }
     }
 }
 
 impl AttemptTask {
-    /// Begins to look where a turn has ended that may not have been the last.
-    pub(super) fn check_files_between_turns(&mut self, looking: &mut RequiredFileCheck) {
+    /// Begins the check when a turn has ended that may not have been the last.
+    pub(super) fn check_files_between_turns(&mut self, check: &mut RequiredFileCheck) {
         if !self.transcript_reader.awaits_file_check() {
-            looking.0 = None;
+            check.0 = None;
             return;
         }
-        let wants_no_more = self.cause.is_some() || *self.channels.outcome_fixed.borrow();
-        match self.required_files.clone().filter(|_| !wants_no_more) {
-            Some(files) if looking.0.is_none() => {
-                looking.0 = Some(Box::pin(async move {
+        let is_ending = self.cause.is_some() || self.control.orders().outcome_fixed;
+        match self.required_files.clone().filter(|_| !is_ending) {
+            Some(files) if check.0.is_none() => {
+                check.0 = Some(Box::pin(async move {
                     files.unmet_requirements(receipts::INSPECTION_TIMEOUT).await
                 }));
             }
             Some(_) => {}
             None => {
-                looking.0 = None;
+                check.0 = None;
                 self.on_files_checked(&[]);
             }
         }

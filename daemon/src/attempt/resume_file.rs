@@ -1,6 +1,7 @@
-//! What a command is told of the attempts before it. A coding agent reads it in its prompt; a command's standard input is the
-//! task's own, so it finds the words in a file beside the attempt, and the file's name in its environment. Neither the
-//! command line nor the environment holds the words themselves: both are everybody's to read, and too short.
+//! What a command gets of the attempts before it. A coding agent reads it in its prompt. A
+//! command's stdin belongs to the task, so the context is in a file beside the attempt, and its
+//! environment has the path. The context itself is neither on the command line nor in the
+//! environment: both are readable by other users, and too short.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::AttemptTask;
 use crate::process::ChildSpec;
 use crate::storage::atomic_file;
 
-/// Beside the attempt, and gone with it.
+/// In the attempt's directory, and removed with it.
 pub(crate) const RESUME_FILE: &str = "resume.json";
 
 const RESUME_VARIABLE: &str = "BATON_RESUME_FILE";
@@ -37,7 +38,7 @@ impl AttemptTask {
     }
 }
 
-/// Its name as a child can use it, wherever that works.
+/// Returns an absolute path, so that the child can use it from any directory.
 fn write_resume_file(directory: &Path, resume: &ResumeContext) -> io::Result<PathBuf> {
     let path = std::path::absolute(directory.join(RESUME_FILE))?;
     let mut file = atomic_file::open_private(&path)?;

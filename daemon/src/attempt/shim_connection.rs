@@ -1,6 +1,6 @@
-//! While a shim is connected: its messages come in, orders, renewals and positions go out, and the transcript is
-//! folded as it grows. Nothing in here waits for a single thing, so that neither a full queue nor a shim that
-//! does not read can keep a renewal or an order back.
+//! The exchange with a connected shim: its messages come in, orders, renewals and positions go
+//! out, and the transcript is read as it grows. All of it is awaited together, so that neither
+//! a full queue nor a shim that does not read can delay a renewal or an order.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,6 +13,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
+use super::attempt_control::ControlEvent;
 use super::required_file_check::RequiredFileCheck;
 use super::{AttemptPlan, AttemptTask, EndCause, ReachedShim, ShimParting, write_lease};
 use crate::clock::{BootTime, whole_millis};
@@ -23,28 +24,30 @@ use crate::shim::client::ShimConnection;
 use crate::shim::lease_message::to_message;
 use crate::spool::{SpoolChunk, SpoolError};
 
-/// What a shim may take from KILL to its report: the sweep, the drain, a busy machine.
+/// How long a shim may take from SIGKILL to its report: the sweep, reading the pipes, a busy
+/// machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(8);
-/// The same when a child could not even be started: there is nothing to sweep, and the shim itself may be what waits.
+/// The same when no child could be started: there is nothing to sweep, and the shim itself may
+/// hang.
 const REPORT_TIMEOUT_UNSTARTED: Duration = Duration::from_secs(1);
 /// The same after the limit of the lease, when this side has swept by itself.
 const REPORT_TIMEOUT_AFTER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Output on its way to the supervisor at which reading stops.
+/// How much output may wait for the supervisor before reading stops.
 const MAX_UNACCEPTED_BYTES: u64 = 1024 * 1024;
 
-/// What the shim was told last, and what was done in its place.
+/// What was last sent to the shim, and what was done in its place.
 #[derive(Default)]
 struct SentToShim {
     lease: Option<LeaseClock>,
     kill_at: Option<BootTime>,
     consumed: u64,
-    /// Number of the last message for stdin.
+    /// The number of the last message for stdin.
     stdin: u64,
-    /// The limit at which everything but the shim was killed.
+    /// The lease limit at which all processes but the shim were killed.
     swept_at: Option<BootTime>,
-    /// When the limit was first seen to be over. After a suspend that is later than the limit, and the shim wakes up
-    /// with the daemon: it has the same time to report as any other.
+    /// When the limit was first seen to have passed. After a suspend that is later than the
+    /// limit, and the shim wakes up with the daemon: it gets the same time to report.
     expired_seen_at: Option<BootTime>,
 }
 
@@ -77,7 +80,7 @@ pub(super) fn launch_message(plan: AttemptPlan, token: LeaseToken, lease: Option
 }
 
 impl AttemptTask {
-    /// Goes on where the daemon before stopped.
+    /// Goes on where the earlier daemon stopped.
     pub(super) fn adopt_shim(&mut self, found: ReachedShim) -> ShimConnection {
         let ReachedShim {
             mut connection,
@@ -88,9 +91,9 @@ impl AttemptTask {
         let limit = presence.lease.map(|lease| lease.limit_ms);
         self.on_lease_received(limit.map(BootTime::from_millis));
         if !presence.says_lease_kept {
-            connection.watch_lease_delivery(self.channels.lease_delivered.clone());
+            connection.watch_lease_delivery(self.control.lease_confirmations());
         }
-        // A daemon that was killed right after the launch had not said so.
+        // A daemon that was killed right after the launch had not reported the start.
         self.enter_phase(OneTimePhase::Started, None);
         if let Some(started) = presence.started {
             self.on_started(started);
@@ -99,7 +102,7 @@ impl AttemptTask {
         if let Some(failed) = presence.spool_failed {
             self.on_spool_failed(&failed);
         }
-        // It was ending: the order may not have reached the shim.
+        // The attempt was being ended: the order may not have reached the shim.
         if self
             .transcript_reader
             .has_reached(OneTimePhase::CleanupStarted)
@@ -111,45 +114,51 @@ impl AttemptTask {
             };
             self.decide_end(cause);
         }
-        connection.set_consumed(*self.channels.consumed.borrow());
+        connection.set_consumed(self.control.orders().consumed);
         connection
     }
 
-    /// Until the shim has reported, is gone, or is given up.
+    /// Follows the shim until it has reported, is gone, or is given up.
     pub(super) async fn follow_shim(&mut self, connection: &mut ShimConnection) -> ShimParting {
-        let mut told = SentToShim::default();
-        let mut looking = RequiredFileCheck::default();
+        let mut sent = SentToShim::default();
+        let mut file_check = RequiredFileCheck::default();
         loop {
             self.apply_orders();
-            self.check_files_between_turns(&mut looking);
-            self.send_updates(connection, &mut told);
+            self.check_files_between_turns(&mut file_check);
+            self.send_updates(connection, &mut sent);
             let now = self.environment.clock.now();
             self.shim_descendants.scan(self.adopted_shim(), now);
-            let give_up = self.give_up_at(&mut told, now);
+            let give_up = self.give_up_at(&mut sent, now);
             if give_up.is_some_and(|at| at <= now) {
                 error!(attempt_id = %self.id, "the shim is stuck; killing it and what it started");
                 return ShimParting::Stuck;
             }
-            let limit = self.sweep_at(&told);
+            let limit = self.sweep_at(&sent);
             if limit.is_some_and(|at| at <= now) {
-                told.swept_at = limit;
+                sent.swept_at = limit;
                 self.kill_all_but_shim(connection.shim());
             }
-            let look = self.shim_descendants.next_scan_at(self.adopted_shim());
-            let asked = self.interrupt_until.filter(|_| told.kill_at.is_none());
-            let wake = [self.wake_at(), give_up, self.sweep_at(&told), look, asked];
+            let scan = self.shim_descendants.next_scan_at(self.adopted_shim());
+            let interrupt_end = self.interrupt_until.filter(|_| sent.kill_at.is_none());
+            let wake = [
+                self.wake_at(),
+                give_up,
+                self.sweep_at(&sent),
+                scan,
+                interrupt_end,
+            ];
             tokio::select! {
                 message = connection.next() => match message {
                     Ok(Some(Message::Report(report))) => return ShimParting::Reported(Box::new(report)),
                     Ok(Some(message)) => self.on_message(message),
                     Ok(None) => return ShimParting::Closed,
                     Err(error) => {
-                        warn!(attempt_id = %self.id, error = %error, "lost the shim");
+                        warn!(attempt_id = %self.id, error = %error, "lost the connection to the shim");
                         return ShimParting::Closed;
                     }
                 },
-                unmet = looking.wait() => {
-                    looking = RequiredFileCheck::default();
+                unmet = file_check.wait() => {
+                    file_check = RequiredFileCheck::default();
                     self.on_files_checked(&unmet);
                 }
                 () = self.advance_transcript(wake.into_iter().flatten().min()) => {}
@@ -166,23 +175,24 @@ impl AttemptTask {
             Message::LeaseKept(kept) => {
                 self.on_lease_received(Some(BootTime::from_millis(kept.limit_ms)));
             }
-            // A launched shim is of this version; its presence has no news, and its report ends the loop.
+            // A launched shim has this version; its presence is not needed, and its report ends
+            // the loop.
             Message::Presence(_) | Message::Report(_) => {}
             Message::Refused(_) => {
-                warn!(attempt_id = %self.id, "the shim speaks no common version");
+                warn!(attempt_id = %self.id, "the shim supports no common version");
             }
         }
     }
 
-    /// A child that wants no more of the prompt has as much as it will ever have.
+    /// A child that closed its stdin will not read more of the prompt either.
     pub(super) fn on_stdin_done(&mut self, id: u64) {
         self.transcript_reader
             .on_stdin_done(id, self.environment.clock.now());
     }
 
-    /// It has read a lease with this limit.
+    /// The shim has confirmed a lease with this limit.
     fn on_lease_received(&self, limit: Option<BootTime>) {
-        self.channels.lease_delivered.send_replace(limit);
+        self.control.confirm_lease(limit);
     }
 
     fn on_started(&mut self, started: Started) {
@@ -193,13 +203,13 @@ impl AttemptTask {
 
     fn on_spool_failed(&mut self, failed: &SpoolFailed) {
         let message = format!(
-            "the worker's disk does not take the output: {}; free space in the daemon's data directory",
+            "the worker's disk cannot store the output: {}; free space in the daemon's data directory",
             failed.message
         );
         self.decide_end(EndCause::WorkerDisk { message });
     }
 
-    /// The first decision counts. The shim's report says whether the child was quicker.
+    /// The first cause counts. The shim's report shows whether the child had exited before.
     fn decide_end(&mut self, cause: EndCause) {
         if self.cause.is_some() {
             return;
@@ -208,7 +218,7 @@ impl AttemptTask {
             self.transcript_reader.set_passed_deadline(*kind);
         }
         self.cause = Some(cause);
-        // What does not run needs no grace.
+        // Without a process there is nothing to clean up.
         let grace = if self.is_unstarted() {
             Duration::ZERO
         } else {
@@ -220,8 +230,8 @@ impl AttemptTask {
         self.enter_phase(OneTimePhase::CleanupStarted, None);
     }
 
-    /// The program could not be started in time: its file may be on a disk that hangs. One that runs and does not get
-    /// ready is ended like any other.
+    /// The program could not be started in time, perhaps because its file is on a disk that
+    /// hangs. A program that runs and is not ready in time is ended with the usual grace.
     fn is_unstarted(&self) -> bool {
         let too_late = matches!(
             self.cause,
@@ -230,10 +240,9 @@ impl AttemptTask {
         too_late && !self.spawned
     }
 
-    /// Takes note of orders and of deadlines that have passed.
+    /// Applies orders and deadlines that have passed.
     fn apply_orders(&mut self) {
-        let ordered = *self.channels.stop.borrow_and_update();
-        if let Some(stop) = ordered {
+        if let Some(stop) = self.control.apply_orders().stop {
             self.kill_by(stop.kill_at);
             self.decide_end(EndCause::Stopped);
         }
@@ -247,59 +256,56 @@ impl AttemptTask {
         }
     }
 
-    fn send_updates(&mut self, connection: &mut ShimConnection, told: &mut SentToShim) {
-        let lease = *self.channels.lease.borrow_and_update();
-        if let Some(lease) = lease.filter(|_| told.lease != lease) {
-            told.lease = Some(lease);
+    fn send_updates(&mut self, connection: &mut ShimConnection, sent: &mut SentToShim) {
+        let orders = self.control.orders();
+        if let Some(lease) = orders.lease.filter(|_| sent.lease != orders.lease) {
+            sent.lease = Some(lease);
             let lease = lease.shim_deadlines(self.cleanup_term);
             connection.renew(to_message(lease));
         }
         self.write_lease_in_background();
-        let due = !self.is_interrupting() && told.kill_at != self.kill_at;
+        let due = !self.is_interrupting() && sent.kill_at != self.kill_at;
         if let Some(kill_at) = self.kill_at.filter(|_| due) {
-            told.kill_at = Some(kill_at);
+            sent.kill_at = Some(kill_at);
             connection.order_stop(StopOrder {
                 kill_at_ms: kill_at.as_millis(),
             });
         }
-        let answered = *self.channels.stored_answers.borrow_and_update();
-        for message in self.transcript_reader.stdin_after(told.stdin, answered) {
-            told.stdin = message.id;
+        let unsent = self
+            .transcript_reader
+            .stdin_after(sent.stdin, orders.stored_answers);
+        for message in unsent {
+            sent.stdin = message.id;
             connection.push_stdin(message);
         }
-        let consumed = *self.channels.consumed.borrow_and_update();
-        if consumed > told.consumed {
-            told.consumed = consumed;
-            connection.set_consumed(consumed);
+        if orders.consumed > sent.consumed {
+            sent.consumed = orders.consumed;
+            connection.set_consumed(orders.consumed);
         }
     }
 
-    /// Moves on what needs no shim: the transcript into the fold, and events out of it. Returns after one step,
-    /// when an order has come, or when it is time. Cancel safe.
+    /// Does what needs no shim: reads the transcript and reports events. Returns after one
+    /// step, when an order has come, or when it is time. Cancel safe.
     pub(super) async fn advance_transcript(&mut self, wake: Option<BootTime>) {
         let now = self.environment.clock.now();
         if self.pending_event.is_none() {
             self.pending_event = self.transcript_reader.next_event(now);
         }
-        let held = *self.channels.pause_output.borrow_and_update() || self.is_too_far_ahead();
-        self.transcript_reader.set_output_paused(held, now);
-        let reading = !held && self.pending_event.is_none() && self.transcript.has_more();
+        let paused = self.control.orders().output_paused || self.is_too_far_ahead();
+        self.transcript_reader.set_output_paused(paused, now);
+        let reading = !paused && self.pending_event.is_none() && self.transcript.has_more();
         let batch = tokio::select! {
-            room = self.channels.events.reserve(), if self.pending_event.is_some() => {
+            room = self.events.reserve(), if self.pending_event.is_some() => {
                 if let (Ok(room), Some(event)) = (room, self.pending_event.take()) {
                     room.send((self.id.clone(), event));
                 }
                 None
             }
             batch = self.transcript.next_batch(), if reading => Some(batch),
-            Ok(()) = self.channels.pause_output.changed() => None,
-            Ok(()) = self.channels.stop.changed() => None,
-            Ok(()) = self.channels.lease.changed() => None,
-            Ok(()) = self.channels.received_position.changed() => None,
-            Ok(()) = self.channels.consumed.changed() => None,
-            Ok(()) = self.channels.stored_answers.changed() => None,
-            Some(word) = self.channels.answers.recv() => {
-                self.transcript_reader.answer_input(word, now);
+            event = self.control.next_event() => {
+                if let ControlEvent::Answered(answer) = event {
+                    self.transcript_reader.answer_input(answer, now);
+                }
                 None
             }
             () = self.environment.clock.sleep_until_some(wake) => None,
@@ -309,8 +315,8 @@ impl AttemptTask {
         }
     }
 
-    /// When time alone makes something happen. Output that is due waits for room behind an event that does, and makes
-    /// nothing happen.
+    /// When time alone causes something. Output that is due behind an event that waits for room
+    /// causes nothing.
     fn wake_at(&self) -> Option<BootTime> {
         match self.pending_event {
             None => self.transcript_reader.wake_at(),
@@ -318,10 +324,14 @@ impl AttemptTask {
         }
     }
 
-    /// What the supervisor has not taken in is in memory, and it says too late that the relay cannot keep up.
-    fn is_too_far_ahead(&mut self) -> bool {
-        let heard = *self.channels.received_position.borrow_and_update();
-        self.transcript_reader.delivered_end().saturating_sub(heard) > MAX_UNACCEPTED_BYTES
+    /// Limits the output that the supervisor has not received: it is in memory, and the
+    /// supervisor's own order to pause would come too late.
+    fn is_too_far_ahead(&self) -> bool {
+        let received = self.control.orders().received_position;
+        self.transcript_reader
+            .delivered_end()
+            .saturating_sub(received)
+            > MAX_UNACCEPTED_BYTES
     }
 
     fn push_batch(&mut self, batch: Result<Vec<SpoolChunk>, SpoolError>) {
@@ -340,7 +350,7 @@ impl AttemptTask {
         }
     }
 
-    /// Everything that is due now goes out.
+    /// Reports everything that is due now.
     pub(super) async fn deliver_events(&mut self) {
         loop {
             let next = self.pending_event.take();
@@ -355,24 +365,25 @@ impl AttemptTask {
     }
 
     pub(super) fn shim_lease(&self) -> Option<Lease> {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         lease.map(|lease| to_message(lease.shim_deadlines(self.cleanup_term)))
     }
 
-    /// The shim ends the child by its limit. When it does not, this side does.
-    fn sweep_at(&self, told: &SentToShim) -> Option<BootTime> {
-        let limit = self.channels.lease.borrow().map(|lease| lease.limit());
-        limit.filter(|_| told.swept_at != limit)
+    /// When this side kills the attempt's processes because the shim has not ended them by the
+    /// limit of the lease.
+    fn sweep_at(&self, sent: &SentToShim) -> Option<BootTime> {
+        let limit = self.control.orders().lease.map(|lease| lease.limit());
+        limit.filter(|_| sent.swept_at != limit)
     }
 
-    /// When there must have been a report.
-    fn give_up_at(&self, told: &mut SentToShim, now: BootTime) -> Option<BootTime> {
-        let limit = self.channels.lease.borrow().map(|lease| lease.limit());
-        told.expired_seen_at = limit
+    /// When the shim is given up because it has not reported.
+    fn give_up_at(&self, sent: &mut SentToShim, now: BootTime) -> Option<BootTime> {
+        let limit = self.control.orders().lease.map(|lease| lease.limit());
+        sent.expired_seen_at = limit
             .filter(|limit| *limit <= now)
-            .map(|_| told.expired_seen_at.unwrap_or(now));
-        let over = told.expired_seen_at.or(limit);
-        let by_lease = over.map(|over| over.after(REPORT_TIMEOUT_AFTER_LIMIT));
+            .map(|_| sent.expired_seen_at.unwrap_or(now));
+        let expired_at = sent.expired_seen_at.or(limit);
+        let by_lease = expired_at.map(|expired_at| expired_at.after(REPORT_TIMEOUT_AFTER_LIMIT));
         let report = if self.is_unstarted() {
             REPORT_TIMEOUT_UNSTARTED
         } else {
@@ -388,11 +399,11 @@ impl AttemptTask {
             if let Some(shim) = shim {
                 kill_descendants(shim, &clock).await;
             }
-            let swept = kill_by_marker(ATTEMPT_MARKER, &id, shim, &clock).await;
-            if swept.killed > 0 {
+            let sweep = kill_by_marker(ATTEMPT_MARKER, &id, shim, &clock).await;
+            if sweep.killed > 0 {
                 warn!(
                     attempt_id = id,
-                    killed = swept.killed,
+                    killed = sweep.killed,
                     "the shim had not ended everything by the limit of the lease"
                 );
             }
@@ -401,7 +412,7 @@ impl AttemptTask {
 
     /// Written before the child may run.
     pub(super) async fn store_lease(&mut self) -> io::Result<()> {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         let directory = self.directory.clone();
         self.stored_lease = lease;
         let Some(lease) = lease else { return Ok(()) };
@@ -409,10 +420,11 @@ impl AttemptTask {
         stored.await.expect("writing a file does not panic")
     }
 
-    /// Later, and without waiting: a limit that is too early on disk ends nothing too late. One at a time, so that a
-    /// disk that hangs takes one thread of each attempt and not all there are.
+    /// Written in the background: an older limit on disk only ends an attempt earlier. One
+    /// write at a time, so that a disk that hangs blocks one thread per attempt and not all of
+    /// them.
     fn write_lease_in_background(&mut self) {
-        let lease = *self.channels.lease.borrow();
+        let lease = self.control.orders().lease;
         if lease == self.stored_lease
             || self
                 .lease_write
@@ -426,7 +438,7 @@ impl AttemptTask {
         let (id, directory) = (self.id.clone(), self.directory.clone());
         self.lease_write = Some(tokio::task::spawn_blocking(move || {
             if let Err(error) = write_lease(&directory, lease) {
-                warn!(attempt_id = id, error = %error, "cannot note the lease");
+                warn!(attempt_id = id, error = %error, "cannot store the lease");
             }
         }));
     }

@@ -1,5 +1,6 @@
-//! Finding the shim of an attempt that another daemon started. One that does not answer may be stuck with a child
-//! that runs: it is tried again until its lease is over, and then everything of the attempt is killed.
+//! Finds the shim of an attempt that an earlier daemon started. A shim that does not answer may
+//! be stuck with a running child: it is tried again until its lease ends, and then all
+//! processes of the attempt are killed.
 
 use std::io;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::shim::client::{self, HandshakeError, ShimConnection};
 
 /// Between two tries.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// For one try.
+/// The time limit of one try.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A shim that has answered.
@@ -25,18 +26,18 @@ pub(crate) struct ReachedShim {
     pub(crate) presence: Presence,
 }
 
-/// What came of a try.
+/// The result of one try.
 #[derive(Debug)]
 pub(crate) enum ContactOutcome {
     Reached(Box<ReachedShim>),
-    /// Nobody listens: the shim is gone.
+    /// Nothing listens on the socket: the shim is gone.
     Gone,
     /// It does not answer, or not in a way that this daemon understands.
     Silent,
 }
 
 impl ReachedShim {
-    /// The lease that the shim counts.
+    /// The lease that the shim has.
     pub(crate) fn lease(&self) -> Option<LeaseClock> {
         let lease = self.presence.lease.as_ref()?;
         Some(LeaseClock::from_stored(
@@ -53,7 +54,8 @@ impl ReachedShim {
     }
 }
 
-/// One try to reach the shim of this directory. Whoever calls sets the limit: without an answer it is silent.
+/// Tries once to reach the shim of this directory. The caller sets the time limit and treats a
+/// missing answer as `Silent`.
 pub(crate) async fn contact_shim(
     directory: &Path,
     attempt_id: &str,
@@ -68,16 +70,17 @@ pub(crate) async fn contact_shim(
         }
     };
     match connection.handshake(instance_id).await {
-        // Before its launch it knows of no attempt, and without its first connection it starts nothing.
+        // Before its launch a shim has no attempt id, and without its first connection it
+        // starts nothing.
         Ok(presence) if presence.attempt_id != attempt_id => ContactOutcome::Silent,
         Ok(presence) => ContactOutcome::Reached(Box::new(ReachedShim {
             connection,
             presence,
         })),
-        // It was at its end when the connection came.
+        // It was exiting when the connection was made.
         Err(HandshakeError::Closed) => ContactOutcome::Gone,
         Err(error) => {
-            warn!(attempt_id, error = %error, "the shim cannot be spoken to");
+            warn!(attempt_id, error = %error, "the handshake with the shim failed");
             ContactOutcome::Silent
         }
     }
@@ -91,7 +94,8 @@ fn is_not_listening(error: &io::Error) -> bool {
 }
 
 impl AttemptTask {
-    /// Tries until the shim answers; `None` when it is gone, its lease is over, or the time of an order to stop is.
+    /// Tries until the shim answers; `None` when it is gone, its lease has ended, or the time
+    /// of a stop order is over.
     pub(super) async fn find_shim(&mut self) -> Option<ReachedShim> {
         loop {
             let now = self.environment.clock.now();
@@ -118,18 +122,11 @@ impl AttemptTask {
         }
     }
 
-    /// Without a known limit there is no time to give.
+    /// Without a known lease there is no time to search.
     fn search_deadline(&mut self) -> BootTime {
-        let lease = self
-            .channels
-            .lease
-            .borrow_and_update()
-            .map(|lease| lease.kill_at());
-        let ordered = self
-            .channels
-            .stop
-            .borrow_and_update()
-            .map(|stop| stop.kill_at);
+        let orders = self.control.apply_orders();
+        let lease = orders.lease.map(|lease| lease.kill_at());
+        let ordered = orders.stop.map(|stop| stop.kill_at);
         let limit = lease.unwrap_or_else(|| self.environment.clock.now());
         ordered.map_or(limit, |ordered| ordered.min(limit))
     }
@@ -137,8 +134,7 @@ impl AttemptTask {
     pub(super) async fn wait_for_orders(&mut self, at: BootTime) {
         tokio::select! {
             () = self.environment.clock.sleep_until(at) => {}
-            Ok(()) = self.channels.stop.changed() => {}
-            Ok(()) = self.channels.lease.changed() => {}
+            () = self.control.stop_or_lease_changed() => {}
         }
     }
 }

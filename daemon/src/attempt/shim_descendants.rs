@@ -1,6 +1,7 @@
-//! Whom a shim that an earlier daemon started was seen to have. Its orphans do not come to this daemon, and an emptied
-//! environment hides them: once the shim is dead only this memory finds them. It is looked at from time to time, so what
-//! was started since the last look is not in it.
+//! Processes that were seen below a shim that an earlier daemon started. Its orphans are not
+//! reparented to this daemon, and a process that empties its environment has no marker: once
+//! the shim is dead, only this record finds them. The scan runs from time to time, so processes
+//! that were started after the last one are missing.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,24 +13,24 @@ use tokio::task::JoinHandle;
 use crate::clock::BootTime;
 use crate::process::{ProcessId, descendants_of, signal_one, surviving_tree};
 
-/// Between two looks. A look reads a few files for each process of the attempt.
+/// Between two scans. A scan reads a few files for each process of the attempt.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct ShimDescendants {
-    /// Nobody leaves a shim's descendants but by dying, so the newest look is enough.
+    /// A process leaves a shim's descendants only by dying, so the latest scan is enough.
     seen: Arc<Mutex<BTreeSet<ProcessId>>>,
     scan_job: Option<JoinHandle<()>>,
     next_scan: Option<BootTime>,
 }
 
 impl ShimDescendants {
-    /// When the next look is due.
+    /// When the next scan is due.
     pub(super) fn next_scan_at(&self, shim: Option<ProcessId>) -> Option<BootTime> {
         self.next_scan.filter(|_| shim.is_some())
     }
 
-    /// Looks, when that is due and the look before is over. Waits for nothing.
+    /// Starts a scan when it is due and the one before has finished. Does not wait.
     pub(super) fn scan(&mut self, shim: Option<ProcessId>, now: BootTime) {
         let Some(shim) = shim else { return };
         if self.next_scan.is_some_and(|next| now < next) {
@@ -45,7 +46,7 @@ impl ShimDescendants {
         }
         let seen = self.seen.clone();
         self.scan_job = Some(tokio::task::spawn_blocking(move || {
-            // Of a look that failed, or of a shim that is gone, the one before stays.
+            // After a failed scan, or when the shim is gone, the earlier result is kept.
             if let Ok(family) = descendants_of(shim)
                 && !family.is_empty()
             {
@@ -55,7 +56,8 @@ impl ShimDescendants {
         }));
     }
 
-    /// Kills those of the last look that still live, with all below them; how many that were.
+    /// Kills the processes of the last scan that are still alive, with all below them; returns
+    /// their number.
     pub(super) async fn kill_seen(&self) -> u32 {
         let seen: Vec<ProcessId> = {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Reads an attempt's transcript off the runtime's threads, one batch at a time, and knows how far it goes.
+//! Reads an attempt's transcript in a blocking thread, one batch at a time, and tracks its end.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use tokio::task::JoinHandle;
 use super::TranscriptReader;
 use crate::spool::{ChildPipe, ReadLimit, SpoolChunk, SpoolError, SpoolReader};
 
-/// What is read at a time, and so what waits in memory at most.
+/// Bytes that are read at a time, and so the most that waits in memory.
 const BATCH_BYTES: usize = 256 * 1024;
 
 type BatchReadResult = (SpoolReader, Result<Vec<SpoolChunk>, SpoolError>);
 
 #[derive(Debug)]
 pub(super) struct SpoolBatchReader {
-    /// With the job while that reads.
+    /// Absent while the job reads.
     reader: Option<SpoolReader>,
     read_job: Option<JoinHandle<BatchReadResult>>,
     position: u64,
     upto: ReadLimit,
-    /// There is no more to read, or it cannot be read.
+    /// Everything was read, or it cannot be read.
     is_at_end: bool,
 }
 
@@ -35,7 +35,7 @@ impl SpoolBatchReader {
         }
     }
 
-    /// The shim has said that it wrote this far.
+    /// The shim has written up to this position.
     pub(super) fn extend_end(&mut self, end: u64) {
         match self.upto {
             ReadLimit::Position(known) => self.upto = ReadLimit::Position(known.max(end)),
@@ -43,7 +43,7 @@ impl SpoolBatchReader {
         }
     }
 
-    /// The shim is gone and has said nothing: as far as it goes.
+    /// The shim is gone without a report: reads as far as there are whole records.
     pub(super) fn read_to_last_record(&mut self) {
         self.upto = ReadLimit::LastWholeRecord;
     }
@@ -88,13 +88,14 @@ impl SpoolBatchReader {
     }
 }
 
-/// Shows the fold again what it was told before. What was consumed for good has nothing that it must remember.
+/// Gives the reader output again that it has already reported, to restore its state. What was
+/// consumed for good holds nothing that the state needs.
 pub(super) async fn replay_transcript(
     spool: PathBuf,
     range: Range<u64>,
-    fold: &mut TranscriptReader,
+    reader_state: &mut TranscriptReader,
 ) {
-    let all = fold.has_agent_session();
+    let all = reader_state.has_agent_session();
     let read = tokio::task::spawn_blocking(move || {
         let oldest = crate::spool::oldest_position(&spool).ok().flatten();
         let from = oldest.map_or(range.start, |oldest| range.start.max(oldest));
@@ -112,7 +113,7 @@ pub(super) async fn replay_transcript(
         let known = end.saturating_sub(chunk.position);
         let known = usize::try_from(known).unwrap_or(usize::MAX);
         let bytes = &chunk.bytes[..known.min(chunk.bytes.len())];
-        fold.replay(chunk.kind, chunk.position, bytes);
+        reader_state.replay(chunk.kind, chunk.position, bytes);
     }
 }
 
@@ -126,7 +127,7 @@ fn read_batch(mut reader: SpoolReader, upto: ReadLimit) -> BatchReadResult {
                 batch.push(chunk);
             }
             Ok(None) => break,
-            // What was read before it counts; the next call meets the error again.
+            // The chunks before the error count; the next call meets the error again.
             Err(_) if !batch.is_empty() => break,
             Err(error) => return (reader, Err(error)),
         }

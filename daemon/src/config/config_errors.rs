@@ -1,4 +1,5 @@
-//! What is wrong with a `daemon.toml`, all that can be found at once: whoever mends it should not have to start four times.
+//! Lists everything that is wrong with a `daemon.toml` at once, so that a person can correct it
+//! in one pass.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,7 @@ struct RawConfigTables {
     limits: Option<toml::Value>,
 }
 
-/// One line each; empty where `read_config` takes the file.
+/// One line for each error; empty when `read_config` accepts the file.
 pub fn list_config_errors(path: &Path) -> Vec<String> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -30,31 +31,31 @@ pub fn list_config_errors(path: &Path) -> Vec<String> {
         }
     };
     let shown = path.display();
-    let (table, loose) = match (
+    let (table, tables) = match (
         DeTable::parse(&text),
         toml::from_str::<RawConfigTables>(&text),
     ) {
-        (Ok(table), Ok(loose)) => (table, loose),
+        (Ok(table), Ok(tables)) => (table, tables),
         (Err(error), _) | (Ok(_), Err(error)) => return vec![one_line_error(path, &text, &error)],
     };
     let mut faults = Vec::new();
     if let Err(fault) = key_check::check_keys(&text, table.get_ref()) {
         faults.push(format!("{shown}, {fault}"));
     }
-    faults.extend(table_errors(&loose).map(|fault| format!("{shown}, {fault}")));
+    faults.extend(table_errors(&tables).map(|fault| format!("{shown}, {fault}")));
     faults
 }
 
-/// What the tables hold.
-fn table_errors(loose: &RawConfigTables) -> impl Iterator<Item = String> {
+/// Errors in the contents of the tables.
+fn table_errors(tables: &RawConfigTables) -> impl Iterator<Item = String> {
     let mut faults = Vec::new();
-    for (name, entry) in &loose.agents {
+    for (name, entry) in &tables.agents {
         faults.extend(read_entry::<AgentEntry>(&format!("agents.{name}"), entry).err());
         if name == ANY_COMMAND_AGENT {
             faults.push(ConfigError::ReservedName(name.clone()).to_string());
         }
     }
-    for (name, entry) in &loose.roots {
+    for (name, entry) in &tables.roots {
         match read_entry::<RootEntry>(&format!("roots.{name}"), entry) {
             Ok(root) => {
                 let one = BTreeMap::from([(name.clone(), root)]);
@@ -63,7 +64,7 @@ fn table_errors(loose: &RawConfigTables) -> impl Iterator<Item = String> {
             Err(fault) => faults.push(fault),
         }
     }
-    if let Some(limits) = &loose.limits {
+    if let Some(limits) = &tables.limits {
         faults.extend(read_entry::<LimitsEntry>("limits", limits).err());
     }
     faults.into_iter()
@@ -74,7 +75,7 @@ fn read_entry<T: DeserializeOwned>(name: &str, entry: &toml::Value) -> Result<T,
     read.map_err(|error| format!("[{name}]: {}", error.message()))
 }
 
-/// In one line: the picture that the library draws of the place needs five.
+/// In one line: the library's own message with its excerpt needs five.
 fn one_line_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map_or(1, |before| 1 + before.matches('\n').count());
@@ -107,10 +108,10 @@ mod tests {
             "[limits]",
         ];
         assert_eq!(faults.len(), expected.len(), "{faults:#?}");
-        for (fault, word) in faults.iter().zip(expected) {
+        for (fault, expected_text) in faults.iter().zip(expected) {
             assert!(
-                fault.contains(word) && !fault.contains('\n'),
-                "{word} in {fault}"
+                fault.contains(expected_text) && !fault.contains('\n'),
+                "{expected_text} in {fault}"
             );
         }
     }

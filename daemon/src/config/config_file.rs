@@ -1,4 +1,5 @@
-//! `daemon.toml`: agents, roots and limits. docs/daemon.md is its schema in words. Its keys are checked in `keys`.
+//! `daemon.toml`: agents, roots and limits. docs/daemon.md describes it. Its keys are checked
+//! in `key_check`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::workspace::{self, SharingMode};
 
-/// Everything that a `daemon.toml` can say.
+/// Everything that a `daemon.toml` can configure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileConfig {
     pub agents: BTreeMap<String, AgentConfig>,
@@ -21,12 +22,12 @@ pub struct FileConfig {
     pub limits: ResourceLimits,
 }
 
-/// Longest name of a root.
+/// The longest name of a root.
 const ROOT_NAME_BYTES_MAX: usize = 128;
-/// Most roots of a daemon.
+/// The most roots of a daemon.
 const ROOTS_MAX: usize = 64;
 
-/// Reads and checks it. Roots must exist.
+/// Reads and checks the file. Roots must exist.
 pub fn read_config(path: &Path) -> Result<FileConfig, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
         path: path.to_owned(),
@@ -116,8 +117,8 @@ enum WorkspaceModeEntry {
 }
 
 impl From<WorkspaceModeEntry> for SharingMode {
-    fn from(word: WorkspaceModeEntry) -> Self {
-        match word {
+    fn from(entry: WorkspaceModeEntry) -> Self {
+        match entry {
             WorkspaceModeEntry::Shared => Self::Shared,
             WorkspaceModeEntry::Scratch => Self::Scratch,
             WorkspaceModeEntry::Worktree => Self::Worktree,
@@ -132,7 +133,7 @@ pub(super) struct LimitsEntry {
     attempt_processes: Option<std::num::NonZeroU32>,
 }
 
-/// 0 to 99: with 100 no work would ever be taken.
+/// 0 to 99: with 100 no work would ever be accepted.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "u32")]
 struct FloorPercent(u32);
@@ -225,7 +226,7 @@ fn codex() -> String {
 
 impl From<AgentEntry> for AgentConfig {
     fn from(entry: AgentEntry) -> Self {
-        let words = |args: Vec<String>| args.into_iter().map(OsString::from).collect();
+        let to_os_strings = |args: Vec<String>| args.into_iter().map(OsString::from).collect();
         let (wire, program, args, env, task_env) = match entry {
             AgentEntry::Command {
                 program,
@@ -235,7 +236,7 @@ impl From<AgentEntry> for AgentConfig {
             } => {
                 return Self::Command {
                     program: program.into(),
-                    args: words(args),
+                    args: to_os_strings(args),
                     env,
                     task_env,
                 };
@@ -263,7 +264,7 @@ impl From<AgentEntry> for AgentConfig {
         Self::Coding {
             wire,
             program: program.into(),
-            args: words(args),
+            args: to_os_strings(args),
             env,
             task_env,
         }
@@ -346,7 +347,7 @@ mod tests {
 
     #[test]
     fn configuration_errors_name_the_key_and_a_similar_one() {
-        for (broken, words) in [
+        for (broken, to_os_strings) in [
             ("[agents.x]\nkind = \"magic\"\n", &["magic"][..]),
             ("[agents.x]\nkind = \"command\"\n", &["program"]),
             ("[agents.x]\nkind = \"acp\"\n", &["program"]),
@@ -395,7 +396,7 @@ mod tests {
             ),
         ] {
             let error = parsed(broken).unwrap_err().to_string();
-            let named = words.iter().all(|word| error.contains(word));
+            let named = to_os_strings.iter().all(|entry| error.contains(entry));
             assert!(named, "{broken:?}: {error}");
         }
     }

@@ -1,6 +1,5 @@
-//! The keys of a `daemon.toml`: one that is not known is an error that names it, its line, and the known one that it looks
-//! like: a limit that is not set because of a typing mistake would never be missed. Nor would a variable that no agent
-//! ever gets.
+//! Checks the keys of a `daemon.toml`. An unknown key is an error with its line and the most
+//! similar known key: a misspelled limit or variable would otherwise be missing without notice.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -17,18 +16,18 @@ const LIMITS_KEYS: [&str; 3] = [
 const AGENT_KEYS: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
 const CODEX_KEYS: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
 
-/// A key that cannot stand where it stands.
+/// A key that is not allowed where it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ConfigKeyError {
-    /// From 1 on.
+    /// Counted from 1.
     pub line: usize,
     pub what: ConfigKeyProblem,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigKeyProblem {
-    #[error("nothing is called {key:?}{}", nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default())]
+    #[error("unknown key {key:?}{}", nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default())]
     Unknown {
         key: String,
         nearest: Option<&'static str>,
@@ -39,7 +38,7 @@ pub enum ConfigKeyProblem {
 
 type KeyProblemAt = (usize, ConfigKeyProblem);
 
-/// `table` is what was read from `text`.
+/// `table` is the parsed form of `text`.
 pub(super) fn check_keys(text: &str, table: &DeTable<'_>) -> Result<(), ConfigKeyError> {
     check_tables(table).map_err(|(offset, what)| {
         let before = text.as_bytes().iter().take(offset);
@@ -89,11 +88,11 @@ fn check_known_keys(
     keys: &[&'static str],
 ) -> Result<(), KeyProblemAt> {
     for name in table.keys() {
-        let word: &str = name.get_ref().as_ref();
-        if !keys.contains(&word) {
+        let key_name: &str = name.get_ref().as_ref();
+        if !keys.contains(&key_name) {
             let what = ConfigKeyProblem::Unknown {
-                key: format!("{place}{word}"),
-                nearest: nearest_key(word, keys),
+                key: format!("{place}{key_name}"),
+                nearest: nearest_key(key_name, keys),
             };
             return Err((name.span().start, what));
         }
@@ -111,16 +110,16 @@ fn check_variables(agent: &str, variables: &DeTable<'_>) -> Result<(), KeyProble
     Ok(())
 }
 
-/// The known word with the fewest letters to change, if that is less than half of them.
-fn nearest_key(word: &str, known: &[&'static str]) -> Option<&'static str> {
+/// The known key with the fewest changes, if those are less than half of its letters.
+fn nearest_key(key_name: &str, known: &[&'static str]) -> Option<&'static str> {
     let distances = known
         .iter()
-        .map(|known| (edit_distance(word, known), *known));
+        .map(|known| (edit_distance(key_name, known), *known));
     let (changes, nearest) = distances.min()?;
-    (changes * 2 < word.len().max(nearest.len())).then_some(nearest)
+    (changes * 2 < key_name.len().max(nearest.len())).then_some(nearest)
 }
 
-/// Letters to insert, remove, replace, or to exchange with their neighbour.
+/// The number of letters to insert, remove, replace, or exchange with their neighbor.
 fn edit_distance(one: &str, other: &str) -> usize {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let mut before: Vec<usize> = Vec::new();

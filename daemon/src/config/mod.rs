@@ -1,5 +1,6 @@
-//! What a daemon is told at its start: flags become a [`DaemonConfig`], and `daemon.toml` (`file`) names its agents,
-//! roots and limits. Checks shapes; touches nothing but the file it reads and the roots that it names.
+//! The configuration of a daemon: flags become a [`DaemonConfig`], and `daemon.toml`
+//! (`config_file`) names its agents, roots and limits. Checks values; reads only that file and
+//! the roots in it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -22,24 +23,24 @@ pub use config_errors::list_config_errors;
 pub use config_file::{FileConfig, read_config};
 pub use key_check::{ConfigKeyError, ConfigKeyProblem};
 
-/// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
+/// The name of the agent that runs any command that a task brings. Off unless it is allowed.
 pub const ANY_COMMAND_AGENT: &str = "command";
 
-/// Says which boot of the machine this is.
+/// Where the kernel reports the id of the current boot.
 pub const KERNEL_BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The longest hold that a relay grants.
+/// The longest lease extension that a relay grants.
 pub const LEASE_EXTENSION_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
     /// `http://host:port` or `https://host:port`.
     pub relay: String,
-    /// Read again for every connection, so that a credential can be rotated in place.
+    /// Read for every connection, so that the token can be replaced in place.
     pub token_file: PathBuf,
     /// Certificate authority for https.
     pub ca_file: Option<PathBuf>,
-    /// Holds the daemon's identity; one running daemon per directory.
+    /// Contains the daemon's identity; one running daemon per directory.
     pub data_dir: PathBuf,
     pub name: String,
     /// Attempts at once, 1 to 4096.
@@ -47,43 +48,46 @@ pub struct DaemonConfig {
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
     pub agents: BTreeMap<String, AgentConfig>,
-    /// Directories that tasks can ask for by name.
+    /// Directories that tasks can request by name.
     pub roots: BTreeMap<String, RootConfig>,
-    /// Where a child runs when its task asks for no workspace.
+    /// Where a child runs when its task requests no workspace.
     pub work_dir: PathBuf,
     pub limits: ResourceLimits,
-    /// From the order to stop to the end of the daemon. Running attempts may finish in most of it.
+    /// From the order to stop to the exit of the daemon. Running attempts may finish in most of
+    /// it.
     pub drain: Duration,
-    /// How long attempts that outlast the drain may go on until the next daemon takes them over; at most [`HOLD_MAX`].
-    /// Zero: they are killed.
+    /// How long attempts that outlast the drain may go on until the next daemon adopts them; at
+    /// most [`LEASE_EXTENSION_MAX`]. Zero: they are killed.
     pub lease_extension: Duration,
-    /// Answers health checks here too; over a Unix socket in the data directory it always does.
+    /// A TCP address for health checks, in addition to the Unix socket in the data directory.
     pub health: Option<SocketAddr>,
-    /// Holds on to one attempt's child, whatever happens to the daemon. See [`ShimProgram::own`].
+    /// The program that owns one attempt's child and outlives the daemon. See
+    /// [`ShimProgram::own_executable`].
     pub shim: ShimProgram,
-    /// What agents are handed as the server of Baton's tools: an executable that knows the command `mcp`. See
+    /// The server of Baton's tools that agents get: an executable with the command `mcp`. See
     /// [`crate::tools::own_program`].
     pub tools_program: PathBuf,
-    /// Where the kernel tells which boot this is. See [`KERNEL_BOOT_ID`].
+    /// Where the id of the current boot is read. See [`KERNEL_BOOT_ID_FILE`].
     pub boot_id_file: PathBuf,
-    /// Orphans of attempts become children of this process. Only for a process that has no other children.
+    /// Orphans of attempts become children of this process. Only for a process that has no
+    /// other children.
     pub adopt_orphans: bool,
     pub clock: Clock,
 }
 
-/// A directory that tasks can ask for.
+/// A directory that tasks can request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootConfig {
-    /// Absolute and without links.
+    /// Absolute and without symbolic links.
     pub path: PathBuf,
-    /// For tasks that do not say.
+    /// For tasks that request no mode.
     pub(crate) mode: SharingMode,
     pub retention: WorkspaceRetention,
-    /// Where scratch directories and worktrees are made, if not in the data directory.
+    /// Where scratch directories and worktrees are created, if not in the data directory.
     pub made_in: Option<PathBuf>,
 }
 
-/// What becomes of a scratch directory or a worktree after its attempt.
+/// What happens to a scratch directory or a worktree after its attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkspaceRetention {
@@ -103,9 +107,9 @@ impl WorkspaceRetention {
         }
     }
 
-    pub(crate) fn parse(word: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let all = [Self::Always, Self::Changed, Self::Never];
-        all.into_iter().find(|keep| keep.as_str() == word)
+        all.into_iter().find(|keep| keep.as_str() == text)
     }
 }
 
@@ -114,7 +118,7 @@ impl WorkspaceRetention {
 pub struct ResourceLimits {
     /// Below this share of available memory new work is refused. 0: never.
     pub memory_floor_percent: u32,
-    /// Of each attempt, where the system lets the daemon set it.
+    /// For each attempt, where the system lets the daemon set it.
     pub attempt_memory_mib: Option<NonZeroU32>,
     pub attempt_processes: Option<NonZeroU32>,
 }
@@ -139,10 +143,11 @@ pub enum AgentConfig {
         program: OsString,
         args: Vec<OsString>,
         env: BTreeMap<String, String>,
-        /// Variables that tasks may set. Others could make it run anything, or send what the operator gave it anywhere.
+        /// Variables that tasks may set. Others could make the program run anything, or send
+        /// the operator's secrets anywhere.
         task_env: Vec<String>,
     },
-    /// A coding agent, spoken to in its own way.
+    /// A coding agent with its own protocol.
     Coding {
         wire: AgentWire,
         program: OsString,
@@ -153,7 +158,8 @@ pub enum AgentConfig {
 }
 
 impl AgentConfig {
-    /// What is started, and what of its environment the operator chose. None where the task brings both.
+    /// The program, and the environment that the operator configured. `None` when the task
+    /// brings both.
     pub(crate) fn program(&self) -> Option<(&OsStr, &BTreeMap<String, String>)> {
         match self {
             Self::AnyCommand => None,
@@ -163,7 +169,8 @@ impl AgentConfig {
         }
     }
 
-    /// Whether a task may set this variable. Whoever brings the whole command line may set what he likes.
+    /// Whether a task may set this variable. A task that brings the whole command line may set
+    /// any.
     pub(crate) fn allows_task_variable(&self, name: &str) -> bool {
         match self {
             Self::AnyCommand => true,
@@ -174,12 +181,12 @@ impl AgentConfig {
     }
 }
 
-/// What a coding agent speaks.
+/// The protocol of a coding agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentWire {
     Claude,
     CodexAppServer,
-    /// For versions of Codex without an app-server. It can ask nobody.
+    /// For versions of Codex without an app-server. It cannot ask for input.
     CodexExec,
     Acp,
 }
@@ -210,16 +217,16 @@ pub enum ConfigError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("a root's name has 1 to 128 bytes, which {0:?} has not")]
+    #[error("the name of a root must have 1 to 128 bytes, unlike {0:?}")]
     RootName(String),
-    #[error("a daemon has 64 roots at most, not {0}")]
+    #[error("a daemon can have at most 64 roots, not {0}")]
     TooManyRoots(usize),
-    #[error("agent {0:?} is reserved; it is what --allow-command switches on")]
+    #[error("the agent name {0:?} is reserved for --allow-command; choose another name")]
     ReservedName(String),
     #[error("slots must be 1 to 4096, not {0}")]
     Slots(u32),
     #[error(
-        "a hold lasts ten minutes at most, not {0:?}; attempts of a daemon that is away longer are lost"
+        "a lease extension lasts at most ten minutes, not {0:?}; attempts of a daemon that is away longer are lost"
     )]
     LeaseExtension(Duration),
 }

@@ -1,6 +1,7 @@
-//! The deadline profile as the daemon enforces it: the same table as the relay's, without slack, so
-//! that the kill is quick and the relay's timers are the second line. Pure: facts and time come in,
-//! the first expired deadline comes out. cleanup_term is not here; it is the ladder's grace.
+//! The deadline profile as the daemon enforces it: the same table as the relay's, without
+//! slack, so that the daemon kills first and the relay's timers are the fallback. Pure: events
+//! and time come in, the first expired deadline comes out. cleanup_term is not here; it is the
+//! time from SIGTERM to SIGKILL.
 
 pub(crate) mod phase_order;
 
@@ -21,11 +22,11 @@ pub(crate) struct DeadlineLimits {
     pub(crate) first_visible_event: Option<Duration>,
     pub(crate) stream_idle: Option<Duration>,
     pub(crate) tool_idle: Option<Duration>,
-    /// Outside the profile; never stands still.
+    /// Not part of the profile; never paused.
     pub(crate) total: Option<Duration>,
 }
 
-/// A deadline that ended the attempt, with the failure code that the relay uses for it too.
+/// A deadline that ended the attempt, with the same failure code as on the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DeadlineKind {
     ProcessStart,
@@ -63,7 +64,7 @@ impl DeadlineKind {
     }
 }
 
-/// What happened in the attempt, as far as a timer cares.
+/// What happened in the attempt, as far as a timer depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TimerEvent {
     Entered(OneTimePhase),
@@ -77,7 +78,7 @@ pub(crate) enum TimerEvent {
     InputClosed,
 }
 
-/// A timer that can stand still. While it does, only what is left of it is kept.
+/// A timer that can be paused. While it is paused, only the remaining time is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PausableTimer {
     Running(BootTime),
@@ -105,7 +106,7 @@ pub(crate) struct DeadlineTimers {
     armed: BTreeMap<DeadlineKind, PausableTimer>,
     tools: BTreeMap<String, Option<PausableTimer>>,
     open_inputs: u32,
-    /// The reader is held back because the relay is slow; silence is then not the agent's.
+    /// Reading is paused because the relay is slow, so missing output is not the agent's fault.
     is_backpressured: bool,
 }
 
@@ -121,8 +122,8 @@ impl DeadlineTimers {
         }
     }
 
-    pub(crate) fn apply(&mut self, fact: TimerEvent, now: BootTime) {
-        match fact {
+    pub(crate) fn apply(&mut self, event: TimerEvent, now: BootTime) {
+        match event {
             TimerEvent::Entered(phase) => self.enter_phase(phase, now),
             TimerEvent::Activity { tool_call_id } => self.on_activity(tool_call_id, now),
             TimerEvent::ToolStarted(id) => {
@@ -144,9 +145,9 @@ impl DeadlineTimers {
         self.update_pauses(now);
     }
 
-    /// While the reader is held back, stream_idle and tool_idle stand still.
-    pub(crate) fn set_backpressure(&mut self, held: bool, now: BootTime) {
-        self.is_backpressured = held;
+    /// While reading is paused, stream_idle and tool_idle are paused too.
+    pub(crate) fn set_backpressure(&mut self, backpressured: bool, now: BootTime) {
+        self.is_backpressured = backpressured;
         self.update_pauses(now);
     }
 
@@ -154,7 +155,7 @@ impl DeadlineTimers {
         self.running_timers().map(|(at, _)| at).min()
     }
 
-    /// The deadline that passed first, if any has: equal to its limit counts as passed.
+    /// The deadline that passed first, if any has. A deadline at exactly `now` has passed.
     pub(crate) fn expired(&self, now: BootTime) -> Option<DeadlineKind> {
         self.running_timers()
             .filter(|(at, _)| *at <= now)
@@ -247,7 +248,7 @@ impl DeadlineTimers {
             DeadlineKind::PromptWrite => self.limits.prompt_write,
             DeadlineKind::FirstEvent => self.limits.first_event,
             DeadlineKind::FirstVisibleEvent => self.limits.first_visible_event,
-            // Idle time counts only between events: before the first one, first_event does.
+            // Idle time counts only between events; before the first one, first_event applies.
             DeadlineKind::StreamIdle
                 if !self.phase_order.has_reached(OneTimePhase::FirstEventSeen) =>
             {
@@ -265,10 +266,10 @@ impl DeadlineTimers {
 
     fn update_pauses(&mut self, now: BootTime) {
         let waiting = self.open_inputs > 0;
-        let idle_stands = waiting || self.is_backpressured || !self.tools.is_empty();
+        let idle_paused = waiting || self.is_backpressured || !self.tools.is_empty();
         for (kind, timer) in &mut self.armed {
-            let stands = match kind {
-                DeadlineKind::StreamIdle => idle_stands,
+            let paused = match kind {
+                DeadlineKind::StreamIdle => idle_paused,
                 DeadlineKind::FirstVisibleEvent => waiting,
                 DeadlineKind::ProcessStart
                 | DeadlineKind::PromptWrite
@@ -276,7 +277,7 @@ impl DeadlineTimers {
                 | DeadlineKind::ToolIdle
                 | DeadlineKind::Total => false,
             };
-            if stands {
+            if paused {
                 timer.pause(now)
             } else {
                 timer.resume(now)

@@ -1,5 +1,6 @@
-//! The order of the phases that an attempt enters once. Pure. A later phase implies the earlier ones;
-//! one that comes twice or too late is not reported, because the relay would count it as a regression.
+//! The order of the phases that an attempt enters once. Pure. A later phase implies the earlier
+//! ones. A phase that comes twice or too late is not reported, because the relay would count it
+//! as a regression.
 
 /// Phases entered at most once, in their only order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! What a coding agent does, asks and has used, in protocol messages.
+//! Tool calls, requests and usage of a coding agent as protocol messages.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{InputWithdrawn, LifecyclePhase, TaskLifecycle, Usage};
@@ -6,13 +6,13 @@ use baton_proto::v1::{InputWithdrawn, LifecyclePhase, TaskLifecycle, Usage};
 use crate::agents::FinalAgentUsage;
 use crate::attempt::AgentNotice;
 
-/// The frame that says it.
-pub(crate) fn agent_event_frame(said: AgentNotice) -> Body {
+/// The frame for an event of an agent.
+pub(crate) fn agent_event_frame(notice: AgentNotice) -> Body {
     let lifecycle = |phase: LifecyclePhase| TaskLifecycle {
         phase: phase.into(),
         ..TaskLifecycle::default()
     };
-    match said {
+    match notice {
         AgentNotice::ToolStarted { id, name } => Body::Lifecycle(TaskLifecycle {
             tool_call_id: id,
             tool_name: name,
@@ -23,7 +23,7 @@ pub(crate) fn agent_event_frame(said: AgentNotice) -> Body {
             tool_failed: Some(failed),
             ..lifecycle(LifecyclePhase::ToolFinished)
         }),
-        // Each of the two opens the input by itself.
+        // Each of these two opens its input by itself.
         AgentNotice::Permission(request) => Body::PermissionRequest(request),
         AgentNotice::Question(question) => Body::Question(question),
         AgentNotice::InputReceived { input_id } => Body::Lifecycle(TaskLifecycle {

@@ -1,5 +1,5 @@
-//! Says in protocol messages what happened to an attempt. Pure translation: what is said, and when, is
-//! decided elsewhere. Every frame carries the attempt's ref as it came in Dispatch.
+//! Translates what happened to an attempt into protocol messages. Which frame is sent, and
+//! when, is decided elsewhere. Every frame carries the attempt's ref from its Dispatch.
 
 use std::time::{Duration, SystemTime};
 
@@ -29,9 +29,10 @@ pub(crate) use terminal::{
 /// A control frame before it has a number.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ControlFrame {
-    /// None: a newer daemon stored something that this one does not know. It still takes its number.
+    /// `None` for a frame that a newer daemon stored and this version cannot decode. It still
+    /// uses its number.
     pub(crate) body: Option<Body>,
-    /// Of a terminal frame: it was observed before the local lease limit.
+    /// Only for a terminal frame: the end was observed before the local lease limit.
     pub(crate) within_lease: bool,
 }
 
@@ -51,7 +52,7 @@ impl crate::outbox::ControlBody for ControlFrame {
 }
 
 impl ControlFrame {
-    /// What nobody could say again must be on the disk for good before it leaves.
+    /// A frame that could not be produced again must be synced to the disk before it is sent.
     pub(crate) fn required_durability(&self) -> RequiredDurability {
         match &self.body {
             Some(
@@ -79,7 +80,7 @@ impl ControlFrame {
         }
     }
 
-    /// The last word about its attempt, and the receipt in it: nothing runs any more.
+    /// The receipt in a terminal frame; `None` for other frames. No process is left after it.
     pub(crate) fn terminal_receipt(&self) -> Option<TerminationReceipt> {
         let receipt = match self.body.as_ref()? {
             Body::Complete(complete) => &complete.receipt,
@@ -104,7 +105,7 @@ impl ControlFrame {
     }
 }
 
-/// A frame as it goes over the wire. One whose token did not outlive the daemon that had it carries none.
+/// A frame as it is sent. It has no token when the token was lost with an earlier daemon.
 pub(crate) fn encode_attempt_frame(
     attempt: &AttemptRef,
     token: Option<&LeaseToken>,
@@ -120,7 +121,8 @@ pub(crate) fn encode_attempt_frame(
     }
 }
 
-/// A frame without what all frames of its attempt share: as it is kept on the disk.
+/// A frame without the fields that all frames of its attempt share, as it is stored on the
+/// disk.
 pub(crate) fn encode_record(record: &FrameRecord) -> AttemptFrame {
     let (control_seq, observed_at, within_lease, body) = match record {
         FrameRecord::Control {
@@ -149,16 +151,16 @@ pub(crate) fn encode_record(record: &FrameRecord) -> AttemptFrame {
         FrameRecord::Cut {
             offset,
             length,
-            reason: why,
+            reason,
             after_control_seq,
             observed_at,
         } => {
             let cut = OutputCut {
                 offset: *offset,
                 length: *length,
-                reason: wire_cut_reason(*why).into(),
+                reason: wire_cut_reason(*reason).into(),
                 after_control_seq: *after_control_seq,
-                length_unknown: *why == OutputCutReason::RecorderLost,
+                length_unknown: *reason == OutputCutReason::RecorderLost,
             };
             (0, observed_at, false, Some(Body::OutputCut(cut)))
         }
@@ -173,7 +175,8 @@ pub(crate) fn encode_record(record: &FrameRecord) -> AttemptFrame {
     }
 }
 
-/// The record that became [`bare_frame`]. None for output of a kind that this version does not know.
+/// The record that [`encode_record`] encoded. `None` for output of a kind that this version
+/// does not know.
 pub(crate) fn decode_record(frame: AttemptFrame) -> Option<FrameRecord> {
     let observed_at = frame
         .observed_at
@@ -200,7 +203,8 @@ pub(crate) fn decode_record(frame: AttemptFrame) -> Option<FrameRecord> {
                 CutReason::WorkerCrash => OutputCutReason::WorkerCrash,
                 CutReason::LineTooLong => OutputCutReason::LineTooLong,
                 CutReason::DiskFull => OutputCutReason::DiskFull,
-                // Beside the first, reasons of relays, and of versions that are not known here.
+                // All but the first are reasons that only relays use, or that this version does
+                // not know.
                 CutReason::DaemonOverflow
                 | CutReason::Unspecified
                 | CutReason::AttemptLimit
@@ -223,8 +227,8 @@ pub(crate) fn decode_record(frame: AttemptFrame) -> Option<FrameRecord> {
     }
 }
 
-fn wire_cut_reason(why: OutputCutReason) -> CutReason {
-    match why {
+fn wire_cut_reason(reason: OutputCutReason) -> CutReason {
+    match reason {
         OutputCutReason::Overflow => CutReason::DaemonOverflow,
         OutputCutReason::WorkerCrash | OutputCutReason::RecorderLost => CutReason::WorkerCrash,
         OutputCutReason::LineTooLong => CutReason::LineTooLong,
@@ -243,7 +247,7 @@ pub(crate) fn rejected(refusal: &DispatchRefusal) -> Body {
     })
 }
 
-/// A phase with what is known at it.
+/// A phase with its details.
 pub(crate) struct PhaseReport {
     pub(crate) phase: OneTimePhase,
     pub(crate) pid: Option<i32>,
@@ -251,11 +255,11 @@ pub(crate) struct PhaseReport {
     pub(crate) elapsed: Duration,
     pub(crate) wall: SystemTime,
     pub(crate) workspace: Option<WorkspaceReport>,
-    /// That it is being ended for.
+    /// The deadline that the attempt is ended for.
     pub(crate) ended_by_deadline: Option<DeadlineKind>,
 }
 
-/// It waits for something on this machine.
+/// The attempt waits for something on this machine.
 pub(crate) fn queued(message: String) -> Body {
     Body::Lifecycle(TaskLifecycle {
         phase: LifecyclePhase::Queued.into(),
@@ -298,7 +302,7 @@ pub(crate) fn wire_phase(phase: OneTimePhase) -> LifecyclePhase {
     }
 }
 
-/// The phase behind [`wire_phase`]; none for those that may come again.
+/// The inverse of [`wire_phase`]; `None` for phases that can be entered more than once.
 pub(crate) fn one_time_phase(phase: LifecyclePhase) -> Option<OneTimePhase> {
     let all = [
         OneTimePhase::Started,
@@ -325,7 +329,7 @@ pub(crate) fn wire_timer(kind: DeadlineKind) -> TimerKind {
     }
 }
 
-/// The deadline behind [`wire_timer`]; none for timers that only the relay has.
+/// The inverse of [`wire_timer`]; `None` for timers that only the relay has.
 pub(crate) fn deadline_kind(timer: TimerKind) -> Option<DeadlineKind> {
     let all = [
         DeadlineKind::ProcessStart,

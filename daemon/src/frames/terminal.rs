@@ -1,4 +1,5 @@
-//! The last words of an attempt as frames: its end with a result, a failure or a cancel, and the receipt for its processes.
+//! The terminal frames of an attempt: a result, a failure or a cancel, and the receipt for its
+//! processes.
 
 use std::time::SystemTime;
 
@@ -14,14 +15,14 @@ use crate::agents::{AttemptVerdict, FinalAgentUsage};
 use crate::attempt::AttemptEnding;
 use crate::process::{ChildExit, TerminationOutcome};
 
-/// What every terminal frame says.
+/// The fields that every terminal frame has.
 pub(crate) struct TerminalFields {
     pub(crate) final_offset: u64,
     pub(crate) receipt: TerminationReceipt,
 }
 
 impl TerminalFields {
-    /// Terminal frames have a place of their own for what is left of the workspace.
+    /// Terminal frames have their own field for what is left of the workspace.
     fn into_parts(self) -> (u64, Option<WorkspaceReport>, TerminationReceipt) {
         let mut receipt = self.receipt;
         let workspace = receipt.workspace.take();
@@ -45,7 +46,7 @@ pub(crate) fn termination_receipt(ending: &AttemptEnding, wall: SystemTime) -> T
         Some(ChildExit::Signal(signal)) => (None, Some(signal)),
         Some(ChildExit::Unknown) | None => (None, None),
     };
-    // The shim saw the end; this may be read much later.
+    // The shim observed the end; this may be much later.
     let wall = ending.child_ended.map_or(wall, |ended| ended.wall);
     TerminationReceipt {
         exit_code,
@@ -62,8 +63,8 @@ pub(crate) fn termination_receipt(ending: &AttemptEnding, wall: SystemTime) -> T
     }
 }
 
-fn cleanup_text(cleared: TerminationOutcome) -> &'static str {
-    match cleared {
+fn cleanup_text(termination: TerminationOutcome) -> &'static str {
+    match termination {
         TerminationOutcome {
             proved_empty: false,
             ..
@@ -76,45 +77,46 @@ fn cleanup_text(cleared: TerminationOutcome) -> &'static str {
     }
 }
 
-/// The terminal frame of an attempt that ended by itself or at a deadline; none when it was ordered to.
+/// The terminal frame of an attempt that ended by itself or at a deadline; `None` when it was
+/// ordered to stop.
 pub(crate) fn terminal_frame(
     verdict: &AttemptVerdict,
     ending: &AttemptEnding,
-    closing: TerminalFields,
+    fields: TerminalFields,
 ) -> Option<Body> {
-    let (final_offset, workspace, receipt) = closing.into_parts();
+    let (final_offset, workspace, receipt) = fields.into_parts();
     match verdict {
-        AttemptVerdict::Complete(done) => Some(Body::Complete(TaskComplete {
+        AttemptVerdict::Complete(completed) => Some(Body::Complete(TaskComplete {
             final_offset,
             receipt: Some(receipt),
-            result: done.result.clone().into(),
-            agent_session_id: done.used.conversation.clone(),
-            usage: agent_frame::wire_usage(&done.used),
+            result: completed.result.clone().into(),
+            agent_session_id: completed.used.conversation.clone(),
+            usage: agent_frame::wire_usage(&completed.used),
             artifacts: ending.artifacts.clone(),
-            killed_after_result: done.killed_after_result,
+            killed_after_result: completed.killed_after_result,
             workspace,
         })),
-        AttemptVerdict::Failed(failed) => Some(Body::Error(TaskError {
+        AttemptVerdict::Failed(failure) => Some(Body::Error(TaskError {
             final_offset,
             receipt: Some(receipt),
-            failure_code: failed.code.clone(),
-            message: failed.message.clone(),
-            user_message: failed.user_message.clone(),
-            retryable_hint: failed.retryable,
+            failure_code: failure.code.clone(),
+            message: failure.message.clone(),
+            user_message: failure.user_message.clone(),
+            retryable_hint: failure.retryable,
             stderr_tail: baton_redaction::redact(&ending.stderr_tail).into_owned(),
-            agent_session_id: failed.used.conversation.clone(),
-            usage: agent_frame::wire_usage(&failed.used),
-            timer: failed
+            agent_session_id: failure.used.conversation.clone(),
+            usage: agent_frame::wire_usage(&failure.used),
+            timer: failure
                 .deadline
                 .map_or(TimerKind::Unspecified, wire_timer)
                 .into(),
             workspace,
         })),
-        AttemptVerdict::Withdrawn { reason: why, used } => Some(Body::Canceled(TaskCanceled {
+        AttemptVerdict::Withdrawn { reason, used } => Some(Body::Canceled(TaskCanceled {
             final_offset,
             receipt: Some(receipt),
             reason: CancelReason::User.into(),
-            message: why.clone(),
+            message: reason.clone(),
             workspace,
             usage: agent_frame::wire_usage(used),
             agent_session_id: used.conversation.clone(),
@@ -126,9 +128,9 @@ pub(crate) fn terminal_frame(
 pub(crate) fn canceled(
     reason: CancelReason,
     used: &FinalAgentUsage,
-    closing: TerminalFields,
+    fields: TerminalFields,
 ) -> Body {
-    let (final_offset, workspace, receipt) = closing.into_parts();
+    let (final_offset, workspace, receipt) = fields.into_parts();
     Body::Canceled(TaskCanceled {
         final_offset,
         receipt: Some(receipt),
@@ -140,7 +142,8 @@ pub(crate) fn canceled(
     })
 }
 
-/// It was taken and never ran: whoever is next may do it, and nothing counts against the task.
+/// The attempt was accepted and never ran: the relay may place it elsewhere, and it does not
+/// count against the task.
 pub(crate) fn released(reason: &str, receipt: TerminationReceipt) -> Body {
     Body::Release(ReleaseNote {
         reason: reason.to_owned(),
@@ -148,14 +151,14 @@ pub(crate) fn released(reason: &str, receipt: TerminationReceipt) -> Body {
     })
 }
 
-/// The worker's disk takes no more of what the attempt has to say.
-pub(crate) fn disk_full(stderr_tail: &str, closing: TerminalFields) -> Body {
-    let (final_offset, workspace, receipt) = closing.into_parts();
+/// The worker's disk does not store more of the attempt's frames.
+pub(crate) fn disk_full(stderr_tail: &str, fields: TerminalFields) -> Body {
+    let (final_offset, workspace, receipt) = fields.into_parts();
     Body::Error(TaskError {
         final_offset,
         receipt: Some(receipt),
         failure_code: baton_proto::codes::WORKER_DISK_FULL.to_owned(),
-        message: "the worker's disk took no more of the attempt's frames; see the daemon's log"
+        message: "the worker's disk could not store the attempt's frames; see the daemon's log"
             .to_owned(),
         user_message: "the worker's disk is full".to_owned(),
         stderr_tail: baton_redaction::redact(stderr_tail).into_owned(),
@@ -164,10 +167,10 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: TerminalFields) -> Body {
     })
 }
 
-/// What the attempt has to say is more than the worker stores at once.
-pub(crate) fn too_long(stderr_tail: &str, closing: TerminalFields) -> Body {
-    let (final_offset, workspace, receipt) = closing.into_parts();
-    let message = "what the agent said or asked is too long to be kept on the worker";
+/// A frame of the attempt is larger than what the worker stores at once.
+pub(crate) fn too_long(stderr_tail: &str, fields: TerminalFields) -> Body {
+    let (final_offset, workspace, receipt) = fields.into_parts();
+    let message = "a message of the agent is too long to be stored on the worker";
     Body::Error(TaskError {
         final_offset,
         receipt: Some(receipt),
@@ -180,9 +183,10 @@ pub(crate) fn too_long(stderr_tail: &str, closing: TerminalFields) -> Body {
     })
 }
 
-/// The relay refused a completion because of its contract. The process is gone, so it cannot try again.
-pub(crate) fn contract_unmet(message: &str, closing: TerminalFields) -> Body {
-    let (final_offset, workspace, receipt) = closing.into_parts();
+/// The relay refused a completion because of its contract. The process is gone and cannot
+/// correct it.
+pub(crate) fn contract_unmet(message: &str, fields: TerminalFields) -> Body {
+    let (final_offset, workspace, receipt) = fields.into_parts();
     Body::Error(TaskError {
         final_offset,
         receipt: Some(receipt),

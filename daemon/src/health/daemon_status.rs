@@ -1,34 +1,38 @@
-//! What a daemon tells the program that it runs in, for health checks and for people; and whether that is well. Pure.
+//! The status that a daemon publishes for health checks and operators, and whether it is
+//! healthy. Pure.
 
 use std::time::Duration;
 
 use crate::clock::BootTime;
 use crate::machine::disk_monitor::DiskState;
 
-/// Answers may be this late beyond two heartbeats.
+/// How late an answer may be, beyond two heartbeats.
 const LATE_ANSWER_MARGIN: Duration = Duration::from_secs(1);
-/// A loop that has not turned for this long hangs. It turns every five seconds when nothing happens.
+/// A loop that has not turned for this long hangs. It turns every five seconds when nothing
+/// happens.
 const STUCK_AFTER: Duration = Duration::from_secs(15);
 
-/// The latest facts; a watch channel carries them.
+/// The latest status; a watch channel carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonStatus {
-    /// A stream stands and the relay has said Welcome on it.
+    /// A stream is open and the relay has sent Welcome on it.
     pub connected: bool,
     /// Empty until the first Welcome.
     pub daemon_id: String,
     pub slots: u32,
-    /// Attempts that are not over for the relay, and so hold a slot there: accepted ones, and those whose process is gone while
-    /// their files are looked at or their output goes out.
+    /// Attempts that are unfinished for the relay and so take up a slot there: also accepted
+    /// ones, and those whose process is gone while their files are checked or their output is
+    /// sent.
     pub running: u32,
     pub draining: bool,
-    /// Frames, arms and numbers of a newer relay that this daemon did not know and ignored.
+    /// Frames, oneof arms and enum values of a newer relay that this daemon did not know and
+    /// ignored.
     pub unknown_messages: u64,
     /// The disk under the data directory.
     pub disk: DiskState,
-    /// Less memory is available than must be before new work is taken.
+    /// Less memory is available than new work requires.
     pub low_memory: bool,
-    /// The relay on the present stream; none without one.
+    /// The relay on the current stream; `None` without one.
     pub relay_contact: Option<RelayContact>,
     /// Why there is no stream; empty while there is one.
     pub disconnect_reason: String,
@@ -36,7 +40,7 @@ pub struct DaemonStatus {
     pub loop_turned_at: BootTime,
 }
 
-/// When the relay last answered, and how often it is asked to.
+/// When the relay last answered, and how often it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayContact {
     pub at: BootTime,
@@ -50,7 +54,7 @@ pub enum HealthProblem {
     Stuck(Duration),
     #[error("no stream to the relay: {0}")]
     Disconnected(String),
-    #[error("the relay has not been heard for {} s", .0.as_secs())]
+    #[error("the relay has not answered for {} s", .0.as_secs())]
     RelaySilent(Duration),
     #[error("new work is refused: {0}; free some space")]
     Disk(DiskState),
@@ -77,22 +81,23 @@ impl DaemonStatus {
         }
     }
 
-    /// The loop turns. One that does not needs a restart; everything else mends itself or needs the relay.
+    /// Whether the loop hangs. That needs a restart; all other problems end by themselves or
+    /// need the relay.
     pub fn stuck_problem(&self, now: BootTime) -> Option<HealthProblem> {
-        let stood = self.loop_turned_at.until(now);
-        (stood >= STUCK_AFTER).then_some(HealthProblem::Stuck(stood))
+        let idle = self.loop_turned_at.until(now);
+        (idle >= STUCK_AFTER).then_some(HealthProblem::Stuck(idle))
     }
 
-    /// Why no work reaches this daemon: a daemon that cannot receive is not alive.
+    /// Why no work reaches this daemon.
     pub fn problem(&self, now: BootTime) -> Option<HealthProblem> {
         if let Some(stuck) = self.stuck_problem(now) {
             return Some(stuck);
         }
-        let Some(heard) = self.relay_contact else {
+        let Some(contact) = self.relay_contact else {
             return Some(HealthProblem::Disconnected(self.disconnect_reason.clone()));
         };
-        let silent = heard.at.until(now);
-        if silent > heard.interval * 2 + LATE_ANSWER_MARGIN {
+        let silent = contact.at.until(now);
+        if silent > contact.interval * 2 + LATE_ANSWER_MARGIN {
             return Some(HealthProblem::RelaySilent(silent));
         }
         if self.disk != DiskState::Fine {

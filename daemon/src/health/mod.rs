@@ -1,6 +1,6 @@
-//! What the daemon reports about itself: its status, the health check server and client, and `baton daemon check`.
-//! Reads status only.
-//! Must not change an attempt or talk on the relay's stream (the check opens a connection of its own).
+//! What the daemon reports about itself: its status, the health check server and client, and
+//! `baton daemon check`. It only reads the status. It must not change an attempt or use the
+//! relay's stream (the check opens its own connection).
 
 pub(crate) mod daemon_status;
 pub(crate) mod preflight_check;

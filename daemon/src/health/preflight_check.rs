@@ -1,5 +1,6 @@
-//! `baton daemon check`: whether a daemon would do well on this machine, asked before it is started. Looks, and changes
-//! nothing but a file that it makes and removes in the data directory.
+//! `baton daemon check`: whether a daemon would work on this machine, checked before it is
+//! started. Changes nothing, except for a probe file that it creates and removes in the data
+//! directory.
 
 use std::fs;
 use std::io;
@@ -20,24 +21,25 @@ use crate::machine::memory_monitor::MemoryMonitor;
 use crate::storage::daemon_storage::measure_free_space;
 use crate::workspace::{SharingMode, git_version};
 
-/// For one program to say its version.
+/// The time limit for a program's version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
-/// For the relay to answer.
+/// The time limit for the relay's answer.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(5);
-/// What a daemon opens by itself, and for each attempt: a connection, a transcript, an outbox, and some to spare.
+/// Files that a daemon opens by itself, and for each attempt: a connection, a transcript, an
+/// outbox, and a reserve.
 const BASE_OPEN_FILES: u64 = 256;
 const OPEN_FILES_PER_SLOT: u64 = 8;
-/// An attempt is a shim, an agent and what that starts.
+/// An attempt is a shim, an agent and the processes that it starts.
 const PROCESSES_PER_SLOT: u64 = 64;
 const PROBE_FILE: &str = "check-probe";
 
-/// How one thing stands.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckVerdict {
     Good,
-    /// The daemon runs, with less than it could have.
+    /// The daemon runs, but with fewer features.
     Warning,
-    /// The daemon does not run, or not all that it is configured for.
+    /// The daemon does not run, or not everything that it is configured for.
     Problem,
 }
 
@@ -51,20 +53,24 @@ impl CheckVerdict {
     }
 }
 
-/// One thing that was looked at.
+/// One checked subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckFinding {
-    /// What it is, for example `agent claude`.
+    /// The subject, for example `agent claude`.
     pub subject: String,
     pub verdict: CheckVerdict,
-    /// What was seen, and what to do where that is not good.
+    /// What was found, and what to do if it is not good.
     pub detail: String,
 }
 
 impl CheckFinding {
-    pub fn new(what: impl Into<String>, verdict: CheckVerdict, detail: impl Into<String>) -> Self {
+    pub fn new(
+        subject: impl Into<String>,
+        verdict: CheckVerdict,
+        detail: impl Into<String>,
+    ) -> Self {
         Self {
-            subject: what.into(),
+            subject: subject.into(),
             verdict,
             detail: detail.into(),
         }
@@ -75,14 +81,16 @@ impl CheckFinding {
     }
 }
 
-/// Looks at everything that a daemon with this configuration needs. Each look has its own limit.
+/// Checks everything that a daemon with this configuration needs. Each check has its own time
+/// limit.
 pub async fn run_daemon_checks(config: &DaemonConfig) -> Vec<CheckFinding> {
     let mut findings = Vec::new();
     for (name, agent) in &config.agents {
         findings.push(check_agent(name, agent).await);
     }
     if config.agents.is_empty() {
-        let detail = "none: name some in daemon.toml, or start it with --allow-command";
+        let detail =
+            "none: configure some in daemon.toml, or start the daemon with --allow-command";
         findings.push(CheckFinding::new("agents", CheckVerdict::Warning, detail));
     }
     findings.push(check_git(config).await);
@@ -102,28 +110,28 @@ pub async fn run_daemon_checks(config: &DaemonConfig) -> Vec<CheckFinding> {
 }
 
 async fn check_agent(name: &str, agent: &AgentConfig) -> CheckFinding {
-    let what = format!("agent {name}");
+    let subject = format!("agent {name}");
     let Some((program, _)) = agent.program() else {
-        let detail = "runs whatever command a task brings";
-        return CheckFinding::new(what, CheckVerdict::Good, detail);
+        let detail = "runs any command that a task brings";
+        return CheckFinding::new(subject, CheckVerdict::Good, detail);
     };
     let Some(path) = find_program(agent) else {
         let detail = format!(
-            "{} is not a program on this machine; install it, or give its path as `program`",
+            "{} is not a program on this machine; install it, or set its path as `program`",
             program.display()
         );
-        return CheckFinding::new(what, CheckVerdict::Problem, detail);
+        return CheckFinding::new(subject, CheckVerdict::Problem, detail);
     };
     let path = path.display();
-    // Nobody knows what a command does when it is called.
+    // A command may have side effects when it is called with --version.
     if !answers_version(agent) {
-        return CheckFinding::new(what, CheckVerdict::Good, format!("{path}"));
+        return CheckFinding::new(subject, CheckVerdict::Good, format!("{path}"));
     }
     match program_version(agent, VERSION_TIMEOUT).await {
-        Ok(version) => CheckFinding::new(what, CheckVerdict::Good, format!("{path}, {version}")),
+        Ok(version) => CheckFinding::new(subject, CheckVerdict::Good, format!("{path}, {version}")),
         Err(error) => {
             let detail = format!("{path} does not answer --version: {error}");
-            CheckFinding::new(what, CheckVerdict::Warning, detail)
+            CheckFinding::new(subject, CheckVerdict::Warning, detail)
         }
     }
 }
@@ -133,32 +141,33 @@ async fn check_git(config: &DaemonConfig) -> CheckFinding {
         .roots
         .values()
         .any(|root| root.mode == SharingMode::Worktree);
-    let asked = tokio::time::timeout(VERSION_TIMEOUT, git_version()).await;
-    match asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+    let request = tokio::time::timeout(VERSION_TIMEOUT, git_version()).await;
+    match request.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(version) => CheckFinding::new("git", CheckVerdict::Good, version),
         Err(error) if needs_git => {
-            let detail = format!("{error}; worktrees need it");
+            let detail = format!("{error}; worktrees need git");
             CheckFinding::new("git", CheckVerdict::Problem, detail)
         }
         Err(error) => {
-            let detail = format!("{error}; without it no commit is recorded and no worktree made");
+            let detail =
+                format!("{error}; without git no commit is recorded and no worktree created");
             CheckFinding::new("git", CheckVerdict::Warning, detail)
         }
     }
 }
 
 fn check_root(name: &str, root: &RootConfig) -> CheckFinding {
-    let what = format!("root {name}");
+    let subject = format!("root {name}");
     let path = root.path.display();
     if let Err(error) = rustix::fs::access(&root.path, rustix::fs::Access::WRITE_OK) {
         let detail = format!("{path} cannot be written: {error}");
-        return CheckFinding::new(what, CheckVerdict::Problem, detail);
+        return CheckFinding::new(subject, CheckVerdict::Problem, detail);
     }
     if root.mode == SharingMode::Worktree && !root.path.join(".git").exists() {
-        let detail = format!("{path} is no git repository, so it has no worktrees");
-        return CheckFinding::new(what, CheckVerdict::Problem, detail);
+        let detail = format!("{path} is not a git repository, so it cannot have worktrees");
+        return CheckFinding::new(subject, CheckVerdict::Problem, detail);
     }
-    CheckFinding::new(what, CheckVerdict::Good, format!("{path}"))
+    CheckFinding::new(subject, CheckVerdict::Good, format!("{path}"))
 }
 
 fn check_process_limits(slots: u32) -> [CheckFinding; 2] {
@@ -179,17 +188,22 @@ fn check_process_limits(slots: u32) -> [CheckFinding; 2] {
     ]
 }
 
-fn check_process_limit(what: &str, resource: Resource, wanted: u64, flag: &str) -> CheckFinding {
+fn check_process_limit(
+    subject: &str,
+    resource: Resource,
+    required: u64,
+    flag: &str,
+) -> CheckFinding {
     match getrlimit(resource).current {
-        None => CheckFinding::new(what, CheckVerdict::Good, "no limit"),
-        Some(limit) if limit >= wanted => {
-            CheckFinding::new(what, CheckVerdict::Good, format!("{limit} at most"))
+        None => CheckFinding::new(subject, CheckVerdict::Good, "no limit"),
+        Some(limit) if limit >= required => {
+            CheckFinding::new(subject, CheckVerdict::Good, format!("at most {limit}"))
         }
         Some(limit) => {
             let detail = format!(
-                "{limit} at most, and so many slots may need {wanted}; raise it (ulimit {flag}, or the unit's limit)"
+                "at most {limit}, but the configured slots may need {required}; raise the limit (ulimit {flag}, or the unit's limit)"
             );
-            CheckFinding::new(what, CheckVerdict::Warning, detail)
+            CheckFinding::new(subject, CheckVerdict::Warning, detail)
         }
     }
 }
@@ -204,7 +218,7 @@ fn check_memory(config: &DaemonConfig) -> CheckFinding {
     CheckFinding::new("memory", verdict, memory.to_string())
 }
 
-/// Only a daemon that has attempts to limit needs groups.
+/// Control groups are required only when attempts have limits.
 fn check_control_groups(config: &DaemonConfig) -> CheckFinding {
     let limits = &config.limits;
     let is_limited = limits.attempt_memory_mib.is_some() || limits.attempt_processes.is_some();
@@ -222,46 +236,46 @@ fn check_control_groups(config: &DaemonConfig) -> CheckFinding {
 }
 
 fn check_data_dir(dir: &Path) -> CheckFinding {
-    let what = "data directory";
+    let subject = "data directory";
     let shown = dir.display();
-    let place = nearest_existing_ancestor(dir);
-    let found = match fs::metadata(&place) {
+    let existing = nearest_existing_ancestor(dir);
+    let found = match fs::metadata(&existing) {
         Ok(found) => found,
         Err(error) => {
             return CheckFinding::new(
-                what,
+                subject,
                 CheckVerdict::Problem,
-                format!("{}: {error}", place.display()),
+                format!("{}: {error}", existing.display()),
             );
         }
     };
-    let probe = place.join(PROBE_FILE);
+    let probe = existing.join(PROBE_FILE);
     let written = fs::write(&probe, "probe").and_then(|()| fs::remove_file(&probe));
     if let Err(error) = written {
-        let detail = format!("{} cannot be written: {error}", place.display());
-        return CheckFinding::new(what, CheckVerdict::Problem, detail);
+        let detail = format!("{} cannot be written: {error}", existing.display());
+        return CheckFinding::new(subject, CheckVerdict::Problem, detail);
     }
-    if place != dir {
-        let detail = format!("{shown} will be made at the first start");
-        return CheckFinding::new(what, CheckVerdict::Good, detail);
+    if existing != dir {
+        let detail = format!("{shown} will be created at the first start");
+        return CheckFinding::new(subject, CheckVerdict::Good, detail);
     }
     if found.uid() != geteuid().as_raw() {
-        let detail = format!("{shown} is another user's");
-        return CheckFinding::new(what, CheckVerdict::Problem, detail);
+        let detail = format!("{shown} belongs to another user");
+        return CheckFinding::new(subject, CheckVerdict::Problem, detail);
     }
     let mode = found.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         let detail = format!(
-            "{shown} is open to other users ({mode:o}), and agents' output is in it; chmod 700 it"
+            "{shown} is accessible to other users ({mode:o}) and contains agents' output; run chmod 700 on it"
         );
-        return CheckFinding::new(what, CheckVerdict::Warning, detail);
+        return CheckFinding::new(subject, CheckVerdict::Warning, detail);
     }
-    CheckFinding::new(what, CheckVerdict::Good, format!("{shown}, private"))
+    CheckFinding::new(subject, CheckVerdict::Good, format!("{shown}, private"))
 }
 
 fn nearest_existing_ancestor(dir: &Path) -> PathBuf {
     let all = dir.ancestors();
-    let found = all.into_iter().find(|place| place.exists());
+    let found = all.into_iter().find(|existing| existing.exists());
     found.unwrap_or(Path::new("/")).to_owned()
 }
 
@@ -279,30 +293,31 @@ fn check_disk(dir: &Path) -> CheckFinding {
 }
 
 async fn check_relay(config: &DaemonConfig) -> CheckFinding {
-    let what = "relay";
-    let asked = async {
+    let subject = "relay";
+    let request = async {
         let endpoint = endpoint(config).map_err(|error| error.to_string())?;
         let token = read_token(&config.token_file).map_err(|error| error.to_string())?;
         let channel = endpoint.connect().await.map_err(|error| {
             let why = std::error::Error::source(&error).map(ToString::to_string);
             let why = why.unwrap_or(error.to_string());
             let hint = if why.contains("UnknownIssuer") {
-                "; name the authority that signed its certificate with --ca FILE"
+                "; pass the authority that signed its certificate with --ca FILE"
             } else {
                 ""
             };
             format!("cannot be reached: {why}{hint}")
         })?;
-        // A stream that ends before its Hello: the credential is judged and nobody is registered.
+        // A stream that ends before its Hello: the token is checked and no daemon is
+        // registered.
         let mut request = Request::new(tokio_stream::empty());
         request.metadata_mut().insert("authorization", token);
         let answer = DaemonLinkClient::new(channel).link(request).await;
         match answer {
             Err(status) if status.code() == Code::Unauthenticated => {
-                Err(format!("does not take the token: {}", status.message()))
+                Err(format!("does not accept the token: {}", status.message()))
             }
             Err(status) if status.code() == Code::PermissionDenied => Err(format!(
-                "does not take the token for a daemon: {}; make one with `baton token create --role daemon`",
+                "does not accept the token for a daemon: {}; create one with `baton token create --role daemon`",
                 status.message()
             )),
             Err(status) if status.code() == Code::Unavailable => {
@@ -312,12 +327,16 @@ async fn check_relay(config: &DaemonConfig) -> CheckFinding {
         }
     };
     let url = &config.relay;
-    match tokio::time::timeout(RELAY_TIMEOUT, asked).await {
-        Ok(Ok(())) => CheckFinding::new(what, CheckVerdict::Good, format!("{url} takes the token")),
-        Ok(Err(why)) => CheckFinding::new(what, CheckVerdict::Problem, format!("{url}: {why}")),
+    match tokio::time::timeout(RELAY_TIMEOUT, request).await {
+        Ok(Ok(())) => CheckFinding::new(
+            subject,
+            CheckVerdict::Good,
+            format!("{url} accepts the token"),
+        ),
+        Ok(Err(why)) => CheckFinding::new(subject, CheckVerdict::Problem, format!("{url}: {why}")),
         Err(_) => {
             let detail = format!("{url} did not answer within {RELAY_TIMEOUT:?}");
-            CheckFinding::new(what, CheckVerdict::Problem, detail)
+            CheckFinding::new(subject, CheckVerdict::Problem, detail)
         }
     }
 }
@@ -333,7 +352,7 @@ mod tests {
         assert_eq!(
             check_data_dir(&data).verdict,
             CheckVerdict::Good,
-            "not made yet"
+            "not created yet"
         );
         fs::create_dir_all(&data).unwrap();
         let set = |mode| fs::set_permissions(&data, fs::Permissions::from_mode(mode)).unwrap();

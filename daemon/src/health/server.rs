@@ -1,8 +1,10 @@
-//! Answers health checks: over a Unix socket in the data directory always, and over TCP where the operator wants that. Enough
-//! HTTP for a probe, a load balancer and curl, and nothing more: GET, one answer, closed.
+//! Answers health checks: always over a Unix socket in the data directory, and over TCP if
+//! configured. It supports as much HTTP as a probe, a load balancer and curl need: GET, one
+//! answer, close.
 //!
-//! `/healthz`: does work reach this daemon? `/livez`: does its loop turn? A supervisor that restarts containers should ask
-//! the second: a relay that is away for a minute is no reason to restart a daemon.
+//! `/healthz`: does work reach this daemon? `/livez`: does its loop turn? A supervisor that
+//! restarts containers should use the second: a relay that is away for a minute is no reason to
+//! restart a daemon.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -23,13 +25,13 @@ use crate::storage::private_socket;
 use crate::storage::private_socket::{descriptor_path, open_dir};
 
 const HEALTH_SOCKET: &str = "health.sock";
-/// Longest request that is read; probes send a few hundred bytes.
+/// The longest request that is read; probes send a few hundred bytes.
 const REQUEST_BYTES: usize = 8 * 1024;
-/// Questions at one time. Full: the next waits in the listener's backlog.
+/// Concurrent requests. Above it the next one waits in the listener's backlog.
 const CONCURRENT_REQUESTS_MAX: usize = 16;
-/// For one question, from accept to the last byte.
+/// The time limit of one request, from accept to the last byte.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one who asks waits for a daemon that may hang.
+/// How long a client waits for a daemon that may hang.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(3);
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
@@ -44,7 +46,7 @@ pub enum HealthError {
     },
 }
 
-/// Bound, not yet answering.
+/// Bound, but not serving yet.
 #[derive(Debug)]
 pub(crate) struct HealthServer {
     unix: StdUnixListener,
@@ -52,7 +54,7 @@ pub(crate) struct HealthServer {
 }
 
 impl HealthServer {
-    /// The directory is this process's own, so a socket that lies there is a leftover.
+    /// The directory belongs to this process, so an existing socket in it is a leftover.
     pub(crate) fn bind(data_dir: &Path, tcp: Option<SocketAddr>) -> Result<Self, HealthError> {
         let unix = private_socket::bind(data_dir, HEALTH_SOCKET).map_err(|source| {
             HealthError::Socket {
@@ -71,12 +73,12 @@ impl HealthServer {
         })
     }
 
-    /// Where it listens; tells the port that was chosen for port 0.
+    /// The address it listens on, with the chosen port for port 0.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }
 
-    /// Answers for ever.
+    /// Serves until it is dropped.
     pub(crate) async fn serve(
         self,
         status: watch::Receiver<DaemonStatus>,
@@ -99,7 +101,7 @@ impl HealthServer {
             };
             if let Err(error) = accepted {
                 debug!(%error, "a health check was not accepted");
-                // Out of descriptors: trying again at once would spin.
+                // Out of file descriptors: an immediate retry would spin.
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }
@@ -118,20 +120,20 @@ async fn serve_connection(
     status: watch::Receiver<DaemonStatus>,
     clock: Clock,
 ) {
-    let answered = async {
+    let exchange = async {
         let request = read_request(&mut peer).await?;
         let reply = build_response(&request, &status.borrow().clone(), clock.now());
         peer.write_all(reply.as_bytes()).await?;
         peer.shutdown().await
     };
-    match tokio::time::timeout(REQUEST_TIMEOUT, answered).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, exchange).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "a health check broke off"),
+        Ok(Err(error)) => debug!(%error, "a health check was interrupted"),
         Err(_) => debug!("a health check took too long"),
     }
 }
 
-/// Up to the empty line that ends a request's head.
+/// Reads up to the empty line that ends a request's head.
 async fn read_request(peer: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < REQUEST_BYTES {
@@ -142,51 +144,51 @@ async fn read_request(peer: &mut (impl AsyncRead + Unpin)) -> io::Result<String>
     Ok(String::from_utf8_lossy(&request).into_owned())
 }
 
-/// What a probe gets to read besides the status code.
+/// The body of a health check's answer.
 #[derive(Serialize)]
 struct HealthReply<'a> {
     healthy: bool,
-    /// Empty when it is well.
+    /// Empty when the daemon is healthy.
     problem: String,
     connected: bool,
     daemon_id: &'a str,
     slots: u32,
     running: u32,
     draining: bool,
-    /// Since the relay was last heard.
+    /// Since the relay's last answer.
     silent_ms: Option<u64>,
 }
 
 fn build_response(request: &str, status: &DaemonStatus, now: BootTime) -> String {
-    let mut words = request.split_whitespace();
-    let (method, path) = (words.next(), words.next());
-    let ailment = match (method, path) {
+    let mut parts = request.split_whitespace();
+    let (method, path) = (parts.next(), parts.next());
+    let problem = match (method, path) {
         (Some("GET" | "HEAD"), Some("/healthz")) => status.problem(now),
         (Some("GET" | "HEAD"), Some("/livez")) => status.stuck_problem(now),
         (Some("GET" | "HEAD"), _) => {
-            return http_response("404 Not Found", "ask /healthz or /livez\n", true);
+            return http_response("404 Not Found", "use /healthz or /livez\n", true);
         }
-        _ => return http_response("400 Bad Request", "ask with GET\n", true),
+        _ => return http_response("400 Bad Request", "use GET\n", true),
     };
-    let code = match ailment {
+    let code = match problem {
         None => "200 OK",
         Some(_) => "503 Service Unavailable",
     };
-    let body = serde_json::to_string(&health_reply(status, ailment, now)).unwrap_or_default();
+    let body = serde_json::to_string(&health_reply(status, problem, now)).unwrap_or_default();
     http_response(code, &format!("{body}\n"), method == Some("GET"))
 }
 
 fn health_reply(
     status: &DaemonStatus,
-    ailment: Option<HealthProblem>,
+    problem: Option<HealthProblem>,
     now: BootTime,
 ) -> HealthReply<'_> {
     let silent = status
         .relay_contact
-        .map(|heard| heard.at.until(now).as_millis());
+        .map(|contact| contact.at.until(now).as_millis());
     HealthReply {
-        healthy: ailment.is_none(),
-        problem: ailment.map_or_else(String::new, |ailment| ailment.to_string()),
+        healthy: problem.is_none(),
+        problem: problem.map_or_else(String::new, |problem| problem.to_string()),
         connected: status.connected,
         daemon_id: &status.daemon_id,
         slots: status.slots,
@@ -205,7 +207,7 @@ fn http_response(code: &str, body: &str, with_body: bool) -> String {
     )
 }
 
-/// What a daemon says of itself.
+/// The result of a health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheckResult {
     pub healthy: bool,
@@ -213,7 +215,7 @@ pub struct HealthCheckResult {
     pub json: String,
 }
 
-/// Asks the daemon that runs on this directory. An error means that none answers.
+/// Checks the daemon that runs on this directory. An error means that no daemon answers.
 pub fn check(data_dir: &Path) -> io::Result<HealthCheckResult> {
     let dir = open_dir(data_dir)?;
     let mut peer = StdUnixStream::connect(descriptor_path(&dir, HEALTH_SOCKET))?;
@@ -261,9 +263,12 @@ mod tests {
         assert!(healthy.ends_with("\"silent_ms\":0}\n"), "{healthy}");
         let later = now.after(Duration::from_secs(12));
         status.loop_turned_at = later;
-        let deaf = ask("GET /healthz", &status, later);
-        assert!(deaf.starts_with("HTTP/1.1 503 "), "{deaf}");
-        assert!(deaf.contains("has not been heard for 12 s"), "{deaf}");
+        let unanswered = ask("GET /healthz", &status, later);
+        assert!(unanswered.starts_with("HTTP/1.1 503 "), "{unanswered}");
+        assert!(
+            unanswered.contains("has not answered for 12 s"),
+            "{unanswered}"
+        );
         assert!(ask("GET /livez", &status, later).starts_with("HTTP/1.1 200 "));
         let head = ask("HEAD /healthz", &status, later);
         assert!(head.ends_with("\r\n\r\n") && head.contains("503"), "{head}");
@@ -283,18 +288,21 @@ mod tests {
         let clock = Clock::boot();
         let (status, receiver) = watch::channel(well(clock.now()));
         let answering = tokio::spawn(checks.serve(receiver, clock.clone()));
-        // A peer that says nothing holds up nobody.
-        let _mute = tokio::net::TcpStream::connect(address).await.unwrap();
+        // A client that sends nothing does not delay others.
+        let _silent = tokio::net::TcpStream::connect(address).await.unwrap();
         let ask = || {
             let dir = dir.clone();
             async { tokio::task::spawn_blocking(move || check(&dir)).await }
         };
         assert!(ask().await.unwrap().unwrap().healthy);
         status.send_modify(|status| status.relay_contact = None);
-        let sick = ask().await.unwrap().unwrap();
-        assert!(!sick.healthy && sick.json.contains("no stream"), "{sick:?}");
+        let unhealthy = ask().await.unwrap().unwrap();
+        assert!(
+            !unhealthy.healthy && unhealthy.json.contains("no stream"),
+            "{unhealthy:?}"
+        );
         answering.abort();
         assert!(answering.await.unwrap_err().is_cancelled());
-        assert!(ask().await.unwrap().is_err(), "nobody answers any more");
+        assert!(ask().await.unwrap().is_err(), "the server is gone");
     }
 }

@@ -1,5 +1,5 @@
-//! One live stream as the supervisor uses it: where frames go out. Heartbeats overtake output, so that a busy stream still
-//! renews. Knows no attempt; dropping it ends the sending side.
+//! The sending side of one live stream. Heartbeats overtake output, so that a busy stream still
+//! renews leases. It has no attempts; dropping it ends the sending side.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 
-/// Frames about attempts on their way out. Full: they wait in their outboxes.
+/// Frames of attempts that are being sent. When it is full they wait in their outboxes.
 const FRAME_QUEUE: usize = 32;
-/// Heartbeats and Goodbye. Full: the stream is stuck, and the heartbeat counts as unanswered.
+/// Heartbeats and Goodbye. When it is full the stream is stuck, and the heartbeat counts as
+/// unanswered.
 const URGENT_QUEUE: usize = 8;
 
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct LinkSession {
     close: CancellationToken,
 }
 
-/// The other end: what tonic sends.
+/// The receiving end, which tonic sends from.
 #[derive(Debug)]
 pub(crate) struct OutgoingFrames {
     urgent: mpsc::Receiver<DaemonFrame>,
@@ -30,7 +31,7 @@ pub(crate) struct OutgoingFrames {
 }
 
 impl LinkSession {
-    /// `close` ends the stream at once, for the link that reads it.
+    /// `close` makes the link drop the stream at once.
     pub(crate) fn new(number: u64, close: CancellationToken) -> (Self, OutgoingFrames) {
         let (urgent, urgent_rx) = mpsc::channel(URGENT_QUEUE);
         let (frames, frames_rx) = mpsc::channel(FRAME_QUEUE);
@@ -49,7 +50,7 @@ impl LinkSession {
     }
 
     pub(crate) fn send_urgent(&self, frame: DaemonFrame) {
-        // Full or closed: the missing answer is noticed by whoever waits for it.
+        // When it is full or closed, the missing answer is noticed.
         let _ = self.urgent.try_send(frame);
     }
 
@@ -64,7 +65,7 @@ impl Stream for OutgoingFrames {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<DaemonFrame>> {
         match self.urgent.poll_recv(cx) {
             Poll::Ready(Some(frame)) => Poll::Ready(Some(frame)),
-            // Both senders live in one session, so one closed end is the end of both.
+            // Both senders belong to one session, so when one is closed the other is too.
             Poll::Ready(None) | Poll::Pending => self.frames.poll_recv(cx),
         }
     }

@@ -1,5 +1,6 @@
-//! Keeps one stream to the relay: dials, says Hello, reads frames, and after every loss dials again,
-//! for ever. Holds no attempt and decides nothing about one; the supervisor gets every frame.
+//! Keeps one stream to the relay: connects, sends Hello, reads frames, and reconnects after
+//! every loss, without end. It has no attempts and decides nothing about them; the supervisor
+//! gets every frame.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,17 +9,16 @@ use baton_daemon_core::reconnect_delay;
 use baton_daemon_core::reconnect_delay::ReconnectState;
 use baton_daemon_core::reconnect_urgency::ReconnectUrgency;
 use baton_proto::MAX_WIRE_BYTES;
-use baton_proto::codes::refusals;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::relay_frame::Frame;
-use baton_proto::v1::{DaemonFrame, Goodbye, GoodbyeCode, Hello, RelayFrame, daemon_frame};
+use baton_proto::v1::{DaemonFrame, Hello, RelayFrame, daemon_frame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status, Streaming};
-use tracing::{debug, info, warn};
+use tonic::{Request, Streaming};
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::link::link_session::LinkSession;
@@ -26,76 +26,49 @@ use crate::supervisor::LinkEvent;
 
 pub(crate) mod link_session;
 mod relay_address;
+mod stream_outcome;
 
 pub use relay_address::LinkError;
 pub(crate) use relay_address::{endpoint, read_token};
 
-/// Longest time for connecting, and then again for the answer to Hello.
+use stream_outcome::{
+    ReconnectPause, StreamOutcome, error_hint, full_error_text, lost, not_reached, on_goodbye,
+    on_status,
+};
+
+/// The longest time for connecting, and again for the answer to Hello.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Least time for each, however little is left of a lease. A relay in a storm lets a daemon with attempts wait for up to
-/// three seconds.
+/// The least time for each, however little is left of a lease. A relay under load lets a daemon
+/// with attempts wait for up to three seconds.
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const MIN_WELCOME_TIMEOUT: Duration = Duration::from_secs(4);
-/// After Goodbye, how long the relay has to close its side. A daemon is gone a second after its deadline, so it is short.
+/// How long the relay has to close its side after Goodbye. Short, because a daemon must have
+/// exited a second after its deadline.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Another instance took over this daemon's id. Coming back earlier would take it away from that one again.
+/// Another instance took over this daemon's id. Reconnecting earlier would take it away from
+/// that one again.
 const SUPERSEDED_PAUSE: Duration = Duration::from_secs(60);
-/// How often a refused credential's file is looked at for a new one.
+/// How often the token file is read while the relay refuses the current token.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(crate) struct RelayLink {
     pub(crate) endpoint: Endpoint,
     pub(crate) token_file: PathBuf,
     pub(crate) clock: Clock,
-    /// Full: the link waits, and with it the relay.
+    /// When it is full the link waits, and with it the relay.
     pub(crate) supervisor: mpsc::Sender<LinkEvent>,
     pub(crate) reconnect_urgency: watch::Receiver<ReconnectUrgency>,
-    /// Attempts of an earlier daemon are waiting: a refused credential is then no reason to end, and with it them.
+    /// Attempts of an earlier daemon are adopted: a refused token is then no reason to stop,
+    /// which would end them.
     pub(crate) has_adopted_attempts: bool,
-    /// The credential that the relay saw last.
+    /// The token that the relay received last.
     pub(crate) last_token: Option<MetadataValue<Ascii>>,
-    /// The supervisor is done: say no more, dial no more.
+    /// The supervisor has finished: send nothing more, do not reconnect.
     pub(crate) finish: CancellationToken,
 }
 
-/// How one stream, or one try at it, ended.
-#[derive(Debug)]
-enum StreamOutcome {
-    /// The relay had said Welcome.
-    Lost(ReconnectPause),
-    NotReached(ReconnectPause),
-    /// Somebody else speaks for this daemon now.
-    Superseded(ReconnectPause),
-    /// The credential is not taken, or not any more.
-    Refused {
-        message: String,
-        welcomed: bool,
-    },
-    UnsupportedVersion {
-        message: String,
-    },
-    /// The supervisor is gone.
-    SupervisorGone,
-}
-
-/// Why there is no stream for a while, and how long at least the relay wants it so.
-#[derive(Debug)]
-struct ReconnectPause {
-    why: String,
-    retry_after: Option<Duration>,
-}
-
-impl ReconnectPause {
-    fn with_reason(why: impl Into<String>) -> Self {
-        Self {
-            why: why.into(),
-            retry_after: None,
-        }
-    }
-}
-
 impl RelayLink {
-    /// Dials until it is finished or given up.
+    /// Connects and reconnects until it is finished or given up.
     pub(crate) async fn run(mut self) {
         let finish = self.finish.clone();
         let mut failures = 0;
@@ -105,7 +78,7 @@ impl RelayLink {
             if finish.is_cancelled() {
                 return;
             }
-            let mut stake = *self.reconnect_urgency.borrow();
+            let mut urgency = *self.reconnect_urgency.borrow();
             let pause = match outcome {
                 StreamOutcome::SupervisorGone => return,
                 StreamOutcome::Lost(pause) => {
@@ -118,8 +91,9 @@ impl RelayLink {
                 }
                 StreamOutcome::Superseded(pause) => {
                     (failures, was_welcome) = (0, true);
-                    // Leases that run out meanwhile are the other one's now, or nobody's.
-                    stake = ReconnectUrgency::default();
+                    // Leases that end meanwhile belong to the other instance, or are lost
+                    // anyway.
+                    urgency = ReconnectUrgency::default();
                     let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED_PAUSE);
                     ReconnectPause {
                         retry_after: Some(retry_after),
@@ -130,10 +104,10 @@ impl RelayLink {
                     was_welcome = true;
                     warn!(
                         message,
-                        "the relay no longer takes this token; waiting for a new one"
+                        "the relay no longer accepts this token; waiting for a new one in the token file"
                     );
                     self.report_not_connected(format!(
-                        "the relay no longer takes this token: {message}"
+                        "the relay no longer accepts this token: {message}"
                     ))
                     .await;
                     self.await_new_token().await;
@@ -146,30 +120,30 @@ impl RelayLink {
                     return self.give_up(LinkError::Version { message }).await;
                 }
             };
-            let retry = ReconnectState {
+            let state = ReconnectState {
                 failures,
                 retry_after: pause.retry_after,
-                shortest_lease: stake.remaining_lease(self.clock.now()),
-                max_result_delay: stake.max_result_delay,
+                shortest_lease: urgency.remaining_lease(self.clock.now()),
+                max_result_delay: urgency.max_result_delay,
             };
             self.report_not_connected(pause.why).await;
-            self.back_off(retry).await;
+            self.back_off(state).await;
         }
     }
 
     async fn give_up(&self, error: LinkError) {
-        // Without a supervisor nobody needs to know.
+        // Without a supervisor the event has no receiver.
         let _ = self.supervisor.send(LinkEvent::GivenUp(error)).await;
     }
 
     async fn report_not_connected(&self, why: String) {
-        // Without a supervisor nobody needs to know.
+        // Without a supervisor the event has no receiver.
         let _ = self.supervisor.send(LinkEvent::NotConnected(why)).await;
     }
 
-    async fn back_off(&self, retry: ReconnectState) {
-        let wait = reconnect_delay::reconnect_delay(retry, rand::random());
-        debug!(?wait, ?retry, "dialing again");
+    async fn back_off(&self, state: ReconnectState) {
+        let wait = reconnect_delay::reconnect_delay(state, rand::random());
+        debug!(?wait, ?state, "dialing again");
         let at = self.clock.now().after(wait);
         tokio::select! {
             () = self.finish.cancelled() => {}
@@ -177,8 +151,8 @@ impl RelayLink {
         }
     }
 
-    /// A credential that was refused is not shown again. The file may hold the next one already: it is the one that was
-    /// shown that counts.
+    /// A refused token is not sent again. The file may already contain the next one, so it is
+    /// compared with the token that was sent.
     async fn await_new_token(&self) {
         let is_new = || {
             read_token(&self.token_file).is_ok_and(|token| Some(&token) != self.last_token.as_ref())
@@ -192,7 +166,7 @@ impl RelayLink {
         }
     }
 
-    /// One stream from dialing to its end.
+    /// One stream from connecting to its end.
     async fn run_stream(&mut self, number: u64) -> StreamOutcome {
         let (reply, hello) = oneshot::channel();
         if self
@@ -230,8 +204,9 @@ impl RelayLink {
         }
         match admission.await {
             Ok(true) => {}
-            // It may stay as it is for long: a failure like any other, with its growing pause.
-            Ok(false) => return not_reached("a relay of the past answered"),
+            // The old relay may stay reachable for long: treated as a failure, with a growing
+            // delay.
+            Ok(false) => return not_reached("a replaced relay answered"),
             Err(_) => return StreamOutcome::SupervisorGone,
         }
         let outcome = self.forward_frames(number, &mut stream, &close).await;
@@ -251,31 +226,32 @@ impl RelayLink {
         outgoing: link_session::OutgoingFrames,
     ) -> Result<(Streaming<RelayFrame>, RelayFrame), StreamOutcome> {
         let token = read_token(&self.token_file).map_err(|error| {
-            warn!(error = %error, "cannot dial");
+            warn!(error = %error, "cannot connect to the relay");
             not_reached(error.to_string())
         })?;
         self.last_token = Some(token.clone());
-        let stake = *self.reconnect_urgency.borrow();
-        let patience = DialTimeouts::for_shortest_lease(stake.remaining_lease(self.clock.now()));
-        let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
-        let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
+        let urgency = *self.reconnect_urgency.borrow();
+        let timeouts = DialTimeouts::for_shortest_lease(urgency.remaining_lease(self.clock.now()));
+        let no_answer =
+            |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
+        let channel = tokio::time::timeout(timeouts.connect, self.endpoint.connect())
             .await
-            .map_err(|_| silent("the relay did not answer", patience.connect))?
+            .map_err(|_| no_answer("the relay did not answer", timeouts.connect))?
             .map_err(|error| {
                 let error = full_error_text(&error);
                 let hint = error_hint(&error);
                 not_reached(format!("the relay cannot be reached: {error}{hint}"))
             })?;
-        let greeted = tokio::time::timeout(
-            patience.answer,
+        let opened = tokio::time::timeout(
+            timeouts.answer,
             open_stream(channel, token, hello, outgoing),
         );
-        greeted
+        opened
             .await
-            .unwrap_or_else(|_| Err(silent("the relay said no Welcome", patience.answer)))
+            .unwrap_or_else(|_| Err(no_answer("the relay did not send Welcome", timeouts.answer)))
     }
 
-    /// Passes frames on until the stream ends. The supervisor ends it by `close`.
+    /// Forwards frames until the stream ends. The supervisor ends it with `close`.
     async fn forward_frames(
         &self,
         number: u64,
@@ -284,9 +260,9 @@ impl RelayLink {
     ) -> StreamOutcome {
         loop {
             let message = tokio::select! {
-                () = close.cancelled() => return lost("the relay was not heard any more"),
+                () = close.cancelled() => return lost("the relay did not answer heartbeats"),
                 () = self.finish.cancelled() => {
-                    // Dropping the stream at once could overtake the Goodbye that is on its way.
+                    // Dropping the stream at once could lose the Goodbye that is being sent.
                     let _ = tokio::time::timeout(GOODBYE_TIMEOUT, drain_stream(stream)).await;
                     return StreamOutcome::SupervisorGone;
                 }
@@ -311,8 +287,8 @@ impl RelayLink {
     }
 }
 
-/// How long one try may take. With a lease at stake a try that hangs makes place for a fresh one: TCP waits longer and
-/// longer before it looks whether a network is back.
+/// The time limits of one try. When a lease is at stake, a try that hangs is replaced early:
+/// TCP waits longer and longer before it detects that a network is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DialTimeouts {
     connect: Duration,
@@ -329,7 +305,7 @@ impl DialTimeouts {
     }
 }
 
-/// Opens the stream with Hello as its first frame and waits for the relay's first word.
+/// Opens the stream with Hello as its first frame and waits for the relay's first frame.
 async fn open_stream(
     channel: Channel,
     token: MetadataValue<Ascii>,
@@ -364,144 +340,19 @@ async fn drain_stream(stream: &mut Streaming<RelayFrame>) {
     while let Ok(Some(_)) = stream.message().await {}
 }
 
-fn lost(why: &str) -> StreamOutcome {
-    StreamOutcome::Lost(ReconnectPause::with_reason(why))
-}
-
-fn not_reached(why: impl Into<String>) -> StreamOutcome {
-    StreamOutcome::NotReached(ReconnectPause::with_reason(why))
-}
-
-fn stream_ended(welcomed: bool, pause: ReconnectPause) -> StreamOutcome {
-    if welcomed {
-        StreamOutcome::Lost(pause)
-    } else {
-        StreamOutcome::NotReached(pause)
-    }
-}
-
-fn on_status(status: &Status, welcomed: bool) -> StreamOutcome {
-    info!(code = ?status.code(), message = status.message(), "the stream ended");
-    let message = status.message().to_owned();
-    let detail = baton_proto::unpack_error_detail(status).unwrap_or_default();
-    if detail.code == refusals::VERSION_UNSUPPORTED {
-        return StreamOutcome::UnsupportedVersion { message };
-    }
-    match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => {
-            StreamOutcome::Refused { message, welcomed }
-        }
-        _ => {
-            let pause = ReconnectPause {
-                why: format!("the stream ended: {message}"),
-                retry_after: detail.retry_after_ms.map(Duration::from_millis),
-            };
-            stream_ended(welcomed, pause)
-        }
-    }
-}
-
-fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> StreamOutcome {
-    info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
-    let pause = ReconnectPause {
-        why: format!("the relay said goodbye: {}", goodbye.message),
-        retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
-    };
-    match goodbye.code() {
-        GoodbyeCode::AuthExpired => StreamOutcome::Refused {
-            message: goodbye.message.clone(),
-            welcomed,
-        },
-        GoodbyeCode::VersionUnsupported => StreamOutcome::UnsupportedVersion {
-            message: goodbye.message.clone(),
-        },
-        GoodbyeCode::Superseded => StreamOutcome::Superseded(pause),
-        GoodbyeCode::Unspecified
-        | GoodbyeCode::Shutdown
-        | GoodbyeCode::Draining
-        | GoodbyeCode::ProtocolError
-        | GoodbyeCode::IdleTimeout
-        | GoodbyeCode::Busy
-        | GoodbyeCode::Disconnected
-        | GoodbyeCode::TooManyDaemons
-        | GoodbyeCode::Restarting => stream_ended(welcomed, pause),
-    }
-}
-
-/// What to look at, where the cause tells.
-fn error_hint(error: &str) -> &'static str {
-    if error.contains("certificate") {
-        "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
-    } else {
-        ""
-    }
-}
-
-/// tonic's transport errors say the useful part in their sources.
-fn full_error_text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use baton_proto::v1::ErrorDetail;
-
     use super::*;
 
     #[test]
     fn a_try_takes_less_time_when_a_lease_is_at_stake() {
-        let patience = |left: Option<u64>| {
-            let patience = DialTimeouts::for_shortest_lease(left.map(Duration::from_secs));
-            (patience.connect.as_secs(), patience.answer.as_secs())
+        let timeouts = |left: Option<u64>| {
+            let timeouts = DialTimeouts::for_shortest_lease(left.map(Duration::from_secs));
+            (timeouts.connect.as_secs(), timeouts.answer.as_secs())
         };
-        assert_eq!(patience(None), (10, 10));
-        assert_eq!(patience(Some(600)), (10, 10));
-        assert_eq!(patience(Some(16)), (4, 8));
-        assert_eq!(patience(Some(2)), (1, 4));
-    }
-
-    #[test]
-    fn a_superseded_daemon_differs_from_one_that_lost_its_stream() {
-        let goodbye = |code: GoodbyeCode| Goodbye {
-            code: code.into(),
-            retry_after_ms: Some(7),
-            ..Goodbye::default()
-        };
-        let wish = Some(Duration::from_millis(7));
-        let superseded = on_goodbye(&goodbye(GoodbyeCode::Superseded), true);
-        assert!(
-            matches!(&superseded, StreamOutcome::Superseded(pause) if pause.retry_after == wish),
-            "{superseded:?}"
-        );
-        let busy = on_goodbye(&goodbye(GoodbyeCode::Busy), false);
-        assert!(
-            matches!(&busy, StreamOutcome::NotReached(pause) if pause.retry_after == wish),
-            "{busy:?}"
-        );
-    }
-
-    #[test]
-    fn a_relay_without_a_common_version_is_not_contacted_again() {
-        let detail = ErrorDetail {
-            code: refusals::VERSION_UNSUPPORTED.to_owned(),
-            ..ErrorDetail::default()
-        };
-        let packed = baton_proto::pack_error_detail(Code::FailedPrecondition, "version", &detail);
-        let refused = Status::with_details(Code::FailedPrecondition, "version", packed);
-        assert!(matches!(
-            on_status(&refused, false),
-            StreamOutcome::UnsupportedVersion { .. }
-        ));
-        let other = Status::with_details(Code::FailedPrecondition, "other", Default::default());
-        assert!(!matches!(
-            on_status(&other, false),
-            StreamOutcome::UnsupportedVersion { .. }
-        ));
+        assert_eq!(timeouts(None), (10, 10));
+        assert_eq!(timeouts(Some(600)), (10, 10));
+        assert_eq!(timeouts(Some(16)), (4, 8));
+        assert_eq!(timeouts(Some(2)), (1, 4));
     }
 }

@@ -1,4 +1,4 @@
-//! Where the relay is and what is shown to it: address, TLS, credential. Reads files; opens no connection.
+//! The relay's address, TLS settings and token. Reads files; opens no connection.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,21 +9,23 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use super::HANDSHAKE_TIMEOUT;
 use crate::config::DaemonConfig;
 
-/// Finds a peer that vanished without a word, as a second line behind heartbeats.
+/// Detects a relay that vanished without closing the stream, in addition to heartbeats.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the link is given up. Everything else is tried again.
+/// Why the link is given up. All other errors are retried.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(
-        "cannot read token file {path}: {source}; make one with `baton token create --role daemon`"
+        "cannot read token file {path}: {source}; create one with `baton token create --role daemon`"
     )]
     TokenFile {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("token file {path} holds no token; make one with `baton token create --role daemon`")]
+    #[error(
+        "token file {path} contains no token; create one with `baton token create --role daemon`"
+    )]
     BadToken { path: PathBuf },
     #[error("{url:?} is not a relay address: {reason}; use http://host:port or https://host:port")]
     BadAddress { url: String, reason: String },
@@ -33,16 +35,18 @@ pub enum LinkError {
         source: std::io::Error,
     },
     #[error(
-        "{path} holds no certificate; name the PEM file of the authority that signed the relay's"
+        "{path} contains no certificate; pass the PEM file of the authority that signed the relay's certificate"
     )]
     NoAuthority { path: PathBuf },
-    #[error("the relay refused this daemon's token: {message}; make one with role daemon")]
+    #[error("the relay refused this daemon's token: {message}; create one with role daemon")]
     Refused { message: String },
-    #[error("the relay speaks no protocol version that this daemon knows: {message}; upgrade it")]
+    #[error(
+        "the relay and this daemon have no common protocol version: {message}; upgrade the older one"
+    )]
     Version { message: String },
 }
 
-/// Begins a certificate in a PEM file.
+/// The beginning of a certificate in a PEM file.
 const PEM_CERTIFICATE_HEADER: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// The address and its settings, checked once at the start.
@@ -69,7 +73,7 @@ pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
     Ok(endpoint)
 }
 
-/// The authority that was named, or those that the system knows.
+/// The configured authority, or those of the system.
 fn tls_config(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
     let Some(path) = &config.ca_file else {
         return Ok(ClientTlsConfig::new().with_native_roots());
@@ -78,7 +82,7 @@ fn tls_config(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
         path: path.clone(),
         source,
     })?;
-    // Without one every relay would look like one with an unknown certificate.
+    // Without this check every relay would appear to have an unknown certificate.
     if !pem
         .windows(PEM_CERTIFICATE_HEADER.len())
         .any(|at| at == PEM_CERTIFICATE_HEADER)
@@ -88,7 +92,7 @@ fn tls_config(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
     Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// The credential as it goes into the request.
+/// The token as it is sent in the request.
 pub(crate) fn read_token(path: &PathBuf) -> Result<MetadataValue<Ascii>, LinkError> {
     let text = std::fs::read_to_string(path).map_err(|source| LinkError::TokenFile {
         path: path.clone(),

@@ -1,10 +1,13 @@
-//! A control group for each attempt, where the system has handed this daemon a part of the tree (version 2, systemd's
-//! `Delegate=yes` with `DelegateSubgroup=`). The agent runs in its group from its first instruction on, under the
-//! configured limits; its shim stays outside, so that a limit never hits the one who reports it. At the attempt's end whoever is left in the
-//! group is killed by the kernel at once: one more line behind the shim's own. Without such a part nothing changes.
+//! A control group for each attempt, where the system has delegated a part of the tree to this
+//! daemon (version 2, systemd's `Delegate=yes` with `DelegateSubgroup=`). The agent runs in its
+//! group from its first instruction on, under the configured limits. Its shim stays outside, so
+//! that a limit never hits the process that reports it. At the attempt's end the kernel kills
+//! every process that is left in the group, in addition to the shim's own cleanup. Without
+//! delegation nothing changes.
 //!
-//! The daemon must already be in a group below the one that it was given: controllers cannot be switched on for a group that
-//! has processes of its own, and a service manager could not start the next daemon in one that has them on.
+//! The daemon must be in a group below the delegated one: controllers cannot be enabled for a
+//! group that has processes of its own, and a service manager could not start the next daemon
+//! in a group that has them enabled.
 
 use std::fs;
 use std::io;
@@ -18,13 +21,13 @@ use crate::config::ResourceLimits;
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 const GROUP_NAME_PREFIX: &str = "baton-attempt-";
-/// Where a process asks to be in a group.
+/// Where a process id is written to move the process into a group.
 pub(crate) const PROCS_FILE: &str = "cgroup.procs";
-/// The kernel needs a moment to let go of the dead.
+/// The kernel needs a moment to remove dead processes from a group.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The part of the tree that attempts' groups are made in.
+/// The part of the tree that contains the groups of attempts.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlGroups {
     base: PathBuf,
@@ -33,7 +36,7 @@ pub(crate) struct ControlGroups {
 }
 
 impl ControlGroups {
-    /// Says why not, where there is none.
+    /// The error explains why there are no control groups.
     pub(crate) fn find(limits: &ResourceLimits) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup")
             .map_err(|error| format!("this system has no control groups: {error}"))?;
@@ -49,7 +52,7 @@ impl ControlGroups {
             .filter(|base| base.starts_with(tree) && own != tree);
         let base = base.filter(|base| *base != tree);
         let base = base.ok_or(
-            "the daemon is not in a group below its own; DelegateSubgroup=daemon in its unit does that",
+            "the daemon is not in a group below its delegated one; set DelegateSubgroup=daemon in its unit",
         )?;
         let members = fs::read_to_string(base.join(PROCS_FILE))
             .map_err(|error| format!("{} cannot be used: {error}", base.display()))?;
@@ -64,7 +67,10 @@ impl ControlGroups {
             processes: limits.attempt_processes.map(|count| u64::from(count.get())),
         };
         groups.enable_controllers().map_err(|error| {
-            format!("{} was not handed to this daemon: {error}", base.display())
+            format!(
+                "{} is not delegated to this daemon: {error}",
+                base.display()
+            )
         })?;
         Ok(groups)
     }
@@ -76,11 +82,12 @@ impl ControlGroups {
         Ok(())
     }
 
-    /// A group for the attempt, with its limits. None where it cannot be had: then the attempt runs without.
+    /// Creates the attempt's group with its limits. `None` when that fails: then the attempt
+    /// runs without a group.
     pub(crate) fn create_group(&self, attempt_id: &str) -> Option<PathBuf> {
         let group = self.group_path(attempt_id);
-        let made = fs::create_dir(&group).and_then(|()| self.write_limits(&group));
-        match made {
+        let created = fs::create_dir(&group).and_then(|()| self.write_limits(&group));
+        match created {
             Ok(()) => Some(group),
             Err(error) => {
                 warn!(attempt_id, %error, "the attempt runs without a control group");
@@ -103,28 +110,29 @@ impl ControlGroups {
         Ok(())
     }
 
-    /// Kills whoever is left in the attempt's group, and removes it, in half a second at most.
+    /// Kills the processes that are left in the attempt's group and removes it, within half a
+    /// second.
     pub(crate) async fn kill_and_remove(&self, attempt_id: &str) {
         kill_and_remove_group(&self.group_path(attempt_id)).await;
     }
 
-    /// Groups of attempts that nobody knows any more, all at once: those that do not empty delay nobody's Hello by more than
-    /// one of them would.
+    /// Removes groups of unknown attempts, all at once, so that many groups that do not become
+    /// empty delay Hello no longer than one.
     pub(crate) async fn remove_unknown_groups(&self, is_known: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.base) else {
             return;
         };
-        let mut ending = JoinSet::new();
+        let mut removals = JoinSet::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
             let id = name
                 .to_str()
                 .and_then(|name| name.strip_prefix(GROUP_NAME_PREFIX));
             if id.is_some_and(|id| !is_known(id)) {
-                ending.spawn(async move { kill_and_remove_group(&entry.path()).await });
+                removals.spawn(async move { kill_and_remove_group(&entry.path()).await });
             }
         }
-        ending.join_all().await;
+        removals.join_all().await;
     }
 
     fn group_path(&self, attempt_id: &str) -> PathBuf {
@@ -132,7 +140,7 @@ impl ControlGroups {
     }
 }
 
-/// The kernel's own files: none of this waits for a disk.
+/// These are files of the kernel, so no call waits for a disk.
 async fn kill_and_remove_group(group: &Path) {
     if !group.exists() {
         return;
@@ -148,7 +156,7 @@ async fn kill_and_remove_group(group: &Path) {
             Ok(()) | Err(_) => return,
         }
     }
-    warn!(group = %group.display(), "a control group of an attempt is not empty and stays");
+    warn!(group = %group.display(), "the control group of an attempt is not empty and was not removed");
 }
 
 fn is_in_use(error: &io::Error) -> bool {
@@ -164,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree of plain files that takes what a kernel's would.
+    /// A tree of plain files that accepts the same writes as the kernel's.
     fn tree(members: &str) -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         let base = tree.path().join("unit");
@@ -230,7 +238,7 @@ mod tests {
         assert!(tree.path().join("unit/daemon").exists());
     }
 
-    /// A plain directory does not empty either.
+    /// A plain directory does not become empty either.
     #[tokio::test]
     async fn removing_many_busy_groups_takes_no_longer_than_one() {
         let tree = tree("");
@@ -240,9 +248,9 @@ mod tests {
             groups.create_group(&number.to_string()).unwrap();
         }
         let clock = crate::clock::Clock::boot();
-        let begun = clock.now();
+        let start = clock.now();
         groups.remove_unknown_groups(|_| false).await;
-        let took = begun.until(clock.now());
+        let took = start.until(clock.now());
         assert!(each <= took && took < 20 * each, "{took:?}");
     }
 }

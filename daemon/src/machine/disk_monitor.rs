@@ -1,16 +1,17 @@
-//! Whether the worker's disk can take more. Pure. A full disk is a state and not an error: new work is refused before it comes to
-//! that, attempts whose frames cannot be stored fail and say so from memory, and the daemon goes on when there is room again.
+//! Whether the worker's disk can store more. Pure. A full disk is a state and not an error: new
+//! work is refused before the disk is full, attempts whose frames cannot be stored fail and are
+//! reported from memory, and the daemon goes on when there is room again.
 
 use std::fmt;
 
 use baton_proto::low_disk_space_threshold;
 
-/// How the disk under the data directory stands.
+/// The state of the disk under the data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskState {
     #[default]
     Fine,
-    /// There is little room: what runs goes on, new work is refused.
+    /// There is little room: running attempts go on, new work is refused.
     Low,
     /// A write failed: new work is refused until one succeeds.
     Failing,
@@ -19,14 +20,14 @@ pub enum DiskState {
 impl fmt::Display for DiskState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Fine => "there is room",
+            Self::Fine => "there is enough room",
             Self::Low => "the disk under the data directory is nearly full",
-            Self::Failing => "the disk under the data directory takes no writes",
+            Self::Failing => "the disk under the data directory refuses writes",
         })
     }
 }
 
-/// Bytes that this process may still write, of all there are.
+/// Bytes that this process may still write, and the size of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FreeSpace {
     pub(crate) free: u64,
@@ -44,10 +45,10 @@ impl FreeSpace {
     }
 }
 
-/// What is known of the disk.
+/// The last measurement and whether writes fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskMonitor {
-    /// None while nobody could look.
+    /// `None` until the first measurement.
     space: Option<FreeSpace>,
     failing: bool,
 }
@@ -72,7 +73,7 @@ impl DiskMonitor {
         self.failing = true;
     }
 
-    /// Somebody looked, and tried to write if that was in doubt.
+    /// A measurement, with the result of a probe write if one was needed.
     pub(crate) fn on_measured(&mut self, space: Option<FreeSpace>, is_writable: bool) {
         self.space = space.or(self.space);
         if !is_writable {
@@ -92,7 +93,7 @@ impl fmt::Display for DiskMonitor {
         match self.space {
             Some(space) => write!(
                 f,
-                ": {} MiB of {} MiB are free and {} MiB must be",
+                ": {} MiB of {} MiB are free and {} MiB are required",
                 space.free >> 20,
                 space.total >> 20,
                 space.required_free() >> 20
@@ -117,14 +118,14 @@ mod tests {
     #[test]
     fn the_disk_is_low_by_the_shared_threshold() {
         assert_eq!(DiskMonitor::default().state(), DiskState::Fine);
-        let mark = low_disk_space_threshold(GIB);
-        assert_eq!(looked(mark, GIB).state(), DiskState::Fine);
-        assert_eq!(looked(mark - 1, GIB).state(), DiskState::Low);
+        let threshold = low_disk_space_threshold(GIB);
+        assert_eq!(looked(threshold, GIB).state(), DiskState::Fine);
+        assert_eq!(looked(threshold - 1, GIB).state(), DiskState::Low);
         assert_eq!(looked(GIB, 1000 * GIB).state(), DiskState::Fine);
         let full = looked(5 << 20, 96 << 20);
         let text = full.to_string();
         assert!(
-            text.contains("5 MiB of 96 MiB are free and 64 MiB must be"),
+            text.contains("5 MiB of 96 MiB are free and 64 MiB are required"),
             "{text}"
         );
         assert_eq!(full.space().unwrap().free_percent(), 5);

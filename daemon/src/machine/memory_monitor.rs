@@ -1,11 +1,12 @@
-//! Whether the machine has memory for more work. Below the floor new attempts are refused, before the kernel has to
-//! choose which of those that run it kills. Pure but for `look`, which reads what the kernel tells.
+//! Whether the machine has memory for more work. Below the configured floor new attempts are
+//! refused, before the kernel has to kill running ones. Pure, except for `measure_machine`,
+//! which reads the kernel's figures.
 
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Bytes that programs may still use, of all there are.
+/// Bytes that programs may still use, and the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AvailableMemory {
     pub(crate) available: u64,
@@ -19,15 +20,15 @@ impl AvailableMemory {
     }
 }
 
-/// How loaded the machine is.
+/// The load of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct MachineUsage {
     pub(crate) memory: Option<AvailableMemory>,
-    /// Average over a minute.
+    /// The average over a minute.
     pub(crate) load_1m: Option<f64>,
 }
 
-/// What is known of the machine, and how much memory must be available.
+/// The last measurement, and how much memory must be available.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryMonitor {
     floor_percent: u32,
@@ -42,15 +43,15 @@ impl MemoryMonitor {
         }
     }
 
-    pub(crate) fn on_measured(&mut self, seen: MachineUsage) {
-        self.latest = seen;
+    pub(crate) fn on_measured(&mut self, usage: MachineUsage) {
+        self.latest = usage;
     }
 
     pub(crate) fn latest(&self) -> MachineUsage {
         self.latest
     }
 
-    /// Where nobody can tell, memory counts as enough.
+    /// An unknown amount counts as enough.
     pub(crate) fn is_low(&self) -> bool {
         let percent = self.latest.memory.map(AvailableMemory::available_percent);
         percent.is_some_and(|percent| percent < self.floor_percent)
@@ -59,26 +60,26 @@ impl MemoryMonitor {
 
 impl fmt::Display for MemoryMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(share) = self.latest.memory else {
-            return write!(f, "nobody can tell how much memory is available");
+        let Some(memory_share) = self.latest.memory else {
+            return write!(f, "the amount of available memory is unknown");
         };
         write!(
             f,
-            "{} MiB of {} MiB of memory are available ({} %), and {} % must be before new work is taken",
-            share.available >> 20,
-            share.total >> 20,
-            share.available_percent(),
+            "{} MiB of {} MiB of memory are available ({} %), and {} % are required for new work",
+            memory_share.available >> 20,
+            memory_share.total >> 20,
+            memory_share.available_percent(),
             self.floor_percent
         )
     }
 }
 
-/// What the kernel says now. A control group that this process is in may allow less than the machine has.
+/// The current figures. A control group of this process may allow less than the machine has.
 pub(crate) fn measure_machine() -> MachineUsage {
     let whole = fs::read_to_string("/proc/meminfo").ok();
     let whole = whole.as_deref().and_then(parse_meminfo);
     let group = own_control_group().and_then(|group| control_group_memory(Path::new(&group)));
-    let nearer = |one: AvailableMemory, other: AvailableMemory| {
+    let smaller = |one: AvailableMemory, other: AvailableMemory| {
         if one.available <= other.available {
             one
         } else {
@@ -86,7 +87,7 @@ pub(crate) fn measure_machine() -> MachineUsage {
         }
     };
     let memory = match (whole, group) {
-        (Some(whole), Some(group)) => Some(nearer(group, whole)),
+        (Some(whole), Some(group)) => Some(smaller(group, whole)),
         (whole, group) => whole.or(group),
     };
     let load = fs::read_to_string("/proc/loadavg").ok();
@@ -109,14 +110,14 @@ fn parse_meminfo(meminfo: &str) -> Option<AvailableMemory> {
     })
 }
 
-/// The directory of this process's control group, where there is one hierarchy.
+/// The directory of this process's control group, when there is only one hierarchy.
 fn own_control_group() -> Option<String> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(format!("/sys/fs/cgroup{path}"))
 }
 
-/// None without a limit. What is only cached can be given back.
+/// `None` without a limit. Cached files do not count as used, because the kernel can drop them.
 fn control_group_memory(group: &Path) -> Option<AvailableMemory> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let total: u64 = read("memory.max")?.trim().parse().ok()?;
@@ -151,7 +152,10 @@ mod tests {
         assert!(!at(100 << 20, 10).is_low());
         let low = at((100 << 20) - 1, 10);
         assert!(low.is_low());
-        assert!(low.to_string().contains("(9 %), and 10 % must be"), "{low}");
+        assert!(
+            low.to_string().contains("(9 %), and 10 % are required"),
+            "{low}"
+        );
         assert!(!at(0, 0).is_low(), "switched off");
         let mut unknown = at(0, 10);
         unknown.on_measured(MachineUsage::default());
@@ -160,8 +164,9 @@ mod tests {
 
     #[test]
     fn memory_figures_of_the_kernel_are_parsed() {
-        let share = parse_meminfo("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
-        assert_eq!(share.unwrap().available_percent(), 25);
+        let memory_share =
+            parse_meminfo("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
+        assert_eq!(memory_share.unwrap().available_percent(), 25);
         assert_eq!(parse_meminfo("MemTotal: 1000 kB\n"), None);
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();

@@ -1,5 +1,6 @@
-//! Entries as they stand in the file. A frame is stored as it goes over the wire, without its ref (the file `attempt` has it) and
-//! without its token (which must never touch a disk).
+//! Entries as they are stored in the file. A frame is stored as it is sent, without its ref
+//! (which is in the file `attempt`) and without its token (which must never be written to a
+//! disk).
 
 use baton_daemon_core::outbox::{OutboxNumbering, ProgressChange};
 use baton_proto::worker::outbox_record::Change;
@@ -67,7 +68,7 @@ pub(super) fn from_disk(record: OutboxRecord) -> LoggedFrameEntry {
     }
 }
 
-/// What a frame waits for follows from what it says, so it is not stored.
+/// The durability that a frame needs follows from its body, so it is not stored.
 fn required_durability(entry: &FrameEntry) -> RequiredDurability {
     match entry {
         FrameEntry::Frame(super::FrameRecord::Control { body, .. }) => body.required_durability(),

@@ -1,5 +1,6 @@
-//! An attempt's outbox on the disk: its file, and the one thread that writes all files. What the outbox is, and what of it may
-//! leave, is `baton_daemon_core::outbox`; here it speaks of frames.
+//! An attempt's outbox on the disk: its file, and the one thread that writes all files. The
+//! outbox itself, and which frames may be sent, is in `baton_daemon_core::outbox`; here it is
+//! used with frames.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! What a piece of output is, as the wire calls it.
+//! The kind and visibility of a piece of output.
 
 use baton_proto::v1;
 
@@ -8,11 +8,11 @@ use crate::spool::ChildPipe;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputLabel {
     pub(crate) kind: v1::OutputKind,
-    /// A person would see it.
+    /// Whether people are shown it.
     pub(crate) visible: bool,
     /// The tool call that it belongs to; empty for none.
     pub(crate) tool_call_id: String,
-    /// The agent had no prompt yet.
+    /// It was printed before the agent had its prompt.
     pub(crate) before_prompt: bool,
 }
 
@@ -22,7 +22,7 @@ impl OutputLabel {
     }
 }
 
-/// Whatever a command prints is for people.
+/// All output of a command is visible.
 impl From<ChildPipe> for OutputLabel {
     fn from(kind: ChildPipe) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! A child as a command: own process group, directory and environment set on the child, killed with whoever starts it.
-//! Its pipes are the caller's. No runtime is needed here.
+//! A child as a command: its own process group, directory and environment, killed with the
+//! process that starts it. The caller provides its pipes. No async runtime is needed here.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,18 +14,18 @@ use rustix::process::Pid;
 use super::pre_exec::{die_with_parent_thread, join_control_group, restore_memory_defaults};
 use super::{ProcessId, process_stat};
 
-/// Everything that a child is made of.
+/// Everything that a child is started with.
 #[derive(Clone, Debug)]
 pub(crate) struct ChildSpec {
     pub(crate) program: OsString,
     pub(crate) args: Vec<OsString>,
     pub(crate) cwd: PathBuf,
     pub(crate) environment: BTreeMap<OsString, OsString>,
-    /// Directory of the control group that it runs in.
+    /// The directory of its control group.
     pub(crate) control_group: Option<PathBuf>,
 }
 
-/// Why there is no child. The codes are failure codes of the protocol.
+/// Why the child was not started. The codes are failure codes of the protocol.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpawnError {
     #[error(
@@ -33,11 +33,11 @@ pub(crate) enum SpawnError {
     )]
     BadCwd { cwd: PathBuf, source: io::Error },
     #[error(
-        "cannot start {program:?} in {cwd}: {source}; it must be executable, and be there or in the daemon's PATH"
+        "cannot start {program:?} in {cwd}: {source}; it must be executable, and exist there or in the daemon's PATH"
     )]
     NotStarted {
         program: OsString,
-        /// A program that is named with a relative path is looked for here.
+        /// A relative program path is resolved from here.
         cwd: PathBuf,
         source: io::Error,
     },
@@ -55,7 +55,8 @@ impl SpawnError {
     }
 }
 
-/// What starts the child. `parent` is the calling process, whose calling thread must outlive the child.
+/// The command that starts the child. `parent` is the calling process, whose calling thread
+/// must outlive the child.
 pub(crate) fn build_command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnError> {
     let ChildSpec {
         program,
@@ -80,22 +81,22 @@ pub(crate) fn build_command(spec: ChildSpec, parent: Pid) -> Result<Command, Spa
     Ok(command)
 }
 
-/// exec and chdir report the same errors, so the directory is looked at first.
+/// exec and chdir report the same errors, so the directory is checked first.
 fn check_directory(cwd: &PathBuf) -> Result<(), SpawnError> {
-    let looked = std::fs::metadata(cwd).and_then(|found| {
+    let checked = std::fs::metadata(cwd).and_then(|found| {
         if found.is_dir() {
             Ok(())
         } else {
             Err(io::ErrorKind::NotADirectory.into())
         }
     });
-    looked.map_err(|source| SpawnError::BadCwd {
+    checked.map_err(|source| SpawnError::BadCwd {
         cwd: cwd.clone(),
         source,
     })
 }
 
-/// The child must not be waited for yet: then its pid cannot have been reused.
+/// The child must not be reaped yet: until then its pid cannot be reused.
 pub(crate) fn identify_child(pid: i32) -> io::Result<ProcessId> {
     let stat = process_stat::read(pid)?;
     let stat = stat.ok_or_else(|| io::Error::other("/proc does not show the child"))?;

@@ -1,5 +1,5 @@
-//! What a child gets to see of the daemon's environment: an allow-list, then the task's own variables,
-//! then Baton's. The daemon's credential and the lease token are never among them.
+//! The environment of a child: an allow-list of the daemon's variables, then the task's own,
+//! then Baton's. The daemon's token and the lease token are never among them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -8,12 +8,12 @@ use baton_proto::TraceParent;
 
 use super::{ATTEMPT_MARKER, DAEMON_MARKER};
 
-/// Taken over from the daemon when set there; so is every `LC_*`.
+/// Inherited from the daemon when set there; so is every `LC_*`.
 const INHERITED_VARIABLES: [&str; 9] = [
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TMPDIR",
 ];
 
-/// Whose process it is.
+/// The attempt and the daemon that a process belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessOwner<'a> {
     pub(crate) attempt_id: &'a str,
@@ -21,8 +21,8 @@ pub(crate) struct ProcessOwner<'a> {
     pub(crate) traceparent: Option<TraceParent>,
 }
 
-/// The whole environment of a child. `task` are the submitter's variables: names that Baton speaks for,
-/// or that are no names at all, are left out.
+/// The whole environment of a child. `task` are the submitter's variables: reserved and
+/// malformed names are left out.
 pub(crate) fn child_environment<'a>(
     daemon: impl IntoIterator<Item = (OsString, OsString)>,
     task: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -53,10 +53,10 @@ fn is_task_variable(name: &str, value: &str) -> bool {
     check_variable_name(name).is_ok() && !value.contains('\0')
 }
 
-/// Why nobody can hand an agent a variable of this name.
+/// Why a variable of this name cannot be set for an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VariableNameError {
-    #[error("a variable's name has A-Z, a-z, 0-9 and _ and begins with no digit")]
+    #[error("the name of a variable consists of A-Z, a-z, 0-9 and _ and begins with no digit")]
     Malformed,
     #[error(
         "names that begin with BATON_ are Baton's own, and TRACEPARENT is the task's trace; choose another name"

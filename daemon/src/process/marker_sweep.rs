@@ -1,6 +1,7 @@
-//! Ends processes that nobody looks after any more, found by what stands in their environment: for where a shim is gone
-//! or stuck that this process did not start. It finds what can be seen, which is no proof that nobody is left. Signals
-//! go to verified identities only, so a reused pid is never hit.
+//! Kills processes without an owner, found by a marker in their environment. It is used when a
+//! shim that this process did not start is gone or stuck. It finds only processes that it can
+//! see, so an empty result does not prove that none is left. Signals go to verified identities
+//! only, so a reused pid is never hit.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,15 +17,17 @@ use super::{
 };
 use crate::clock::Clock;
 
-/// Whom a sweep has killed. Who cannot be seen by an environment is not among them, so this proves nothing.
+/// What a sweep has killed. Processes without a visible marker are missing, so this proves
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SweepResult {
     pub(crate) killed: u32,
-    /// The last looks found nobody.
+    /// The last scans found no process.
     pub(crate) is_clear: bool,
 }
 
-/// Kills whoever carries `marker` with this value, but for `spare`, until two looks in a row find nobody.
+/// Kills all processes that carry `marker` with this value, except for `spare`, until two scans
+/// in a row find none.
 pub(crate) async fn kill_by_marker(
     marker: &'static str,
     value: &str,
@@ -32,41 +35,41 @@ pub(crate) async fn kill_by_marker(
     clock: &Clock,
 ) -> SweepResult {
     let value = value.to_owned();
-    let is_meant = move |id: ProcessId| {
+    let matches = move |id: ProcessId| {
         Ok(Some(id) != spare
             && process_stat::environment_variable(id.pid, marker)?
                 .is_some_and(|found| found == value))
     };
-    sweep_until_clear(is_meant, clock).await
+    sweep_until_clear(matches, clock).await
 }
 
-/// Kills whoever belongs to this daemon and to none of its `known` attempts.
+/// Kills all processes that belong to this daemon and to none of its `known` attempts.
 pub(crate) async fn kill_unknown_attempts(
     daemon_id: &str,
     known: &BTreeSet<String>,
     clock: &Clock,
 ) -> SweepResult {
     let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
-    let is_stranger = move |id: ProcessId| {
+    let is_unknown = move |id: ProcessId| {
         let is_ours =
             process_stat::environment_variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
         let attempt = process_stat::environment_variable(id.pid, ATTEMPT_MARKER)?;
         Ok(is_ours && attempt.is_some_and(|found| !known.contains(&found)))
     };
-    sweep_until_clear(is_stranger, clock).await
+    sweep_until_clear(is_unknown, clock).await
 }
 
 async fn sweep_until_clear(
-    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
+    matches: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
     clock: &Clock,
 ) -> SweepResult {
     let give_up = clock.now().after(KILL_RETRY_LIMIT);
     let mut found = BTreeSet::new();
-    let mut empty_looks = 0;
-    while empty_looks < 2 {
-        match scan_processes(is_meant.clone()).await {
+    let mut empty_scans = 0;
+    while empty_scans < 2 {
+        match scan_processes(matches.clone()).await {
             Ok(left) if left.is_empty() => {
-                empty_looks += 1;
+                empty_scans += 1;
                 continue;
             }
             Ok(left) => {
@@ -75,10 +78,10 @@ async fn sweep_until_clear(
                     found.insert(id);
                 }
             }
-            // It says nothing about who is there.
-            Err(error) => warn!(error = %error, "cannot look for processes; trying again"),
+            // A failed scan does not show which processes exist.
+            Err(error) => warn!(error = %error, "cannot scan processes; trying again"),
         }
-        empty_looks = 0;
+        empty_scans = 0;
         if clock.now() >= give_up {
             break;
         }
@@ -86,31 +89,32 @@ async fn sweep_until_clear(
     }
     SweepResult {
         killed: u32::try_from(found.len()).unwrap_or(u32::MAX),
-        is_clear: empty_looks == 2,
+        is_clear: empty_scans == 2,
     }
 }
 
-/// Walks through /proc off the runtime's threads, and reaps what it finds dead. Never itself.
+/// Scans /proc in a blocking thread, and reaps dead orphans. Never includes this process
+/// itself.
 async fn scan_processes(
-    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Send + 'static,
+    matches: impl Fn(ProcessId) -> io::Result<bool> + Send + 'static,
 ) -> io::Result<Vec<ProcessId>> {
-    let looked = tokio::task::spawn_blocking(move || {
+    let scan = tokio::task::spawn_blocking(move || {
         let own = std::process::id().cast_signed();
         let table = process_stat::process_table()?;
         orphan_reaper::reap_orphans_in(&table);
-        let mut meant = BTreeSet::new();
+        let mut matching = BTreeSet::new();
         for stat in table {
-            if !stat.is_zombie() && stat.id.pid != own && is_meant(stat.id)? {
-                meant.insert(stat.id);
+            if !stat.is_zombie() && stat.id.pid != own && matches(stat.id)? {
+                matching.insert(stat.id);
             }
         }
-        // Whom they started is meant too, whatever became of its environment.
-        let below = process_tree::with_descendants(meant.iter().map(|id| id.pid).collect())?;
+        // Their descendants are included too, whatever their environment is.
+        let below = process_tree::with_descendants(matching.iter().map(|id| id.pid).collect())?;
         let below = below.iter().map(|stat| stat.id);
-        meant.extend(below.filter(|id| id.pid != own));
-        Ok(meant.into_iter().collect())
+        matching.extend(below.filter(|id| id.pid != own));
+        Ok(matching.into_iter().collect())
     });
-    looked.await.expect("looking at /proc does not panic")
+    scan.await.expect("reading /proc does not panic")
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What daemon and shim know about processes: how a child is started, who is who in /proc, signals that hit nobody
-//! else, orphans, and the daemon's last line: the end of what a lost shim left. Knows nothing of frames, leases or the relay. What happens to
-//! a child between its start and its end is the shim's.
+//! What daemon and shim share about processes: how a child is started, reading /proc, signals
+//! to verified processes, orphans, and killing what a lost shim left. It has no frames, leases
+//! or relay. The shim controls a child between its start and its end.
 
 mod child_spec;
 mod environment;
@@ -27,17 +27,18 @@ pub(crate) use process_tree::{descendants, descendants_of, surviving_tree};
 pub(crate) use signal::signal_one;
 pub(crate) use tree_kill::{kill_descendants, kill_shim_tree};
 
-/// Environment variable that every process of an attempt inherits; its value is the attempt's id.
+/// The environment variable that every process of an attempt inherits; its value is the
+/// attempt's id.
 pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
 
-/// The same for all attempts of a daemon: what a killed daemon left is found by it.
+/// The same for all attempts of a daemon, to find what a killed daemon left.
 pub(crate) const DAEMON_MARKER: &str = "BATON_DAEMON_ID";
 
-/// Identity of a process: a bare pid may be reused, a pid with its start time is not.
+/// The identity of a process: a bare pid may be reused, a pid with its start time is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ProcessId {
     pub(crate) pid: i32,
-    /// Clock ticks after boot, as the kernel counts them.
+    /// In clock ticks after boot, as the kernel counts them.
     pub(crate) start_time: u64,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct ProcessId {
 pub(crate) enum ChildExit {
     Code(i32),
     Signal(i32),
-    /// Somebody else waited for it first; how it ended is not known.
+    /// Another process reaped it first, so its exit is unknown.
     Unknown,
 }
 

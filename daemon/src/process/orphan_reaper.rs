@@ -1,6 +1,7 @@
-//! Orphans: processes that the kernel hands to the daemon because it is their nearest subreaper. Dead ones are waited
-//! for, and of the living it can be told for sure whether there are any. Never waits for "any child": that would steal
-//! the exits of children which the runtime waits for, so those are registered here and left alone.
+//! Orphans: processes that the kernel reparents to the daemon because it is their nearest
+//! subreaper. Dead ones are reaped, and it can be proved whether any is left. It never waits
+//! for "any child": that would take the exits of children that the runtime waits for, so those
+//! are registered here and skipped.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,25 +13,27 @@ use super::ProcessId;
 use super::process_stat;
 use super::process_stat::{ProcessStat, if_visible};
 
-/// Children that the runtime waits for, from their start until they are gone. Per process, like the children themselves.
+/// Children that the runtime waits for, from their start until they are gone. Per process, like
+/// the children themselves.
 static DIRECT_CHILDREN: Mutex<BTreeSet<ProcessId>> = Mutex::new(BTreeSet::new());
-/// Set once this process adopts: then every other child of it is an orphan that came to it.
+/// Set once this process is a subreaper: then every other child of it is an orphan.
 static ORPHAN_ORIGIN: OnceLock<OrphanOrigin> = OnceLock::new();
 
-/// How often a list of children that change under the reader is read.
+/// How often the list of children is read while it changes.
 const LIST_READS_MAX: usize = 100;
 
-/// Whose orphans come to this process.
+/// Where the orphans of this process come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OrphanOrigin {
-    /// Of its own children alone.
+    /// Only from its own children.
     Own,
-    /// Of others too: it is the first process of its namespace, or it had children before it was the daemon.
+    /// Also from others: this is the first process of its namespace, or it had children before
+    /// it became the daemon.
     Anyone,
 }
 
-/// Makes this process the one that orphans of its children go to. For processes that have no children
-/// of their own beside those of attempts; call before the first attempt.
+/// Makes this process the subreaper of its children. For processes that have no other children
+/// than those of attempts; call before the first attempt.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
     ORPHAN_ORIGIN.get_or_init(|| {
@@ -44,18 +47,18 @@ pub(crate) fn adopt_orphans() -> io::Result<()> {
     Ok(())
 }
 
-/// Every orphan is of a child that this process started.
+/// Whether every orphan comes from a child that this process started.
 pub(super) fn all_orphans_are_ours() -> bool {
     ORPHAN_ORIGIN.get() == Some(&OrphanOrigin::Own)
 }
 
-/// Reaps every dead orphan that came to this process; a no-op unless it adopts them. Blocks for the
-/// time of a walk through /proc.
+/// Reaps every dead orphan of this process; does nothing unless it is a subreaper. Blocks while
+/// it reads /proc.
 pub(crate) fn reap_orphans() {
     if ORPHAN_ORIGIN.get().is_some()
         && let Ok(table) = process_stat::process_table()
     {
-        // Without a table the next round finds them.
+        // Without a table the next round reaps them.
         reap_zombies(&table);
     }
 }
@@ -67,17 +70,17 @@ pub(super) fn reap_orphans_in(table: &[ProcessStat]) {
     }
 }
 
-/// Reaps those of `dead` that are this process's own to wait for.
+/// Reaps those of `dead` that are orphans of this process.
 fn reap_zombies(dead: &[ProcessStat]) {
     let own = std::process::id().cast_signed();
-    // Held over the waits: a pid cannot become a registered child in between.
+    // Locked during the waits: a pid cannot become a registered child in between.
     let direct = direct_children();
     let orphans = dead
         .iter()
         .filter(|stat| stat.is_zombie() && stat.parent == own && !direct.contains(&stat.id));
     for stat in orphans {
         if let Some(pid) = Pid::from_raw(stat.id.pid) {
-            // An error means that somebody waited first, which is as good.
+            // An error means that the process was already reaped.
             let _ = waitid(
                 WaitId::Pid(pid),
                 WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
@@ -86,15 +89,17 @@ fn reap_zombies(dead: &[ProcessStat]) {
     }
 }
 
-/// The orphans that this process has, dead ones too. `None` where it cannot be told.
+/// The orphans of this process, including dead ones. `None` when the kernel does not list them.
 ///
-/// Without any, nothing is left of a child that is dead: whoever descends from it has a line of parents to this process,
-/// and that line ends in an orphan. So an empty list is a proof, and no process can fork itself past it.
+/// An empty list proves that nothing is left of a dead child: the parents of any descendant
+/// lead to this process, and the last one before it is an orphan. No process can avoid that by
+/// forking.
 pub(super) fn orphans() -> io::Result<Option<Vec<i32>>> {
     if ORPHAN_ORIGIN.get().is_none() {
         return Ok(None);
     }
-    // Held over the reading: no orphan is waited for meanwhile, and no child starts that is not registered.
+    // Locked while reading: no orphan is reaped meanwhile, and no unregistered child is
+    // started.
     let direct = direct_children();
     let Some(mut orphans) = children()? else {
         return Ok(None);
@@ -117,10 +122,12 @@ fn is_direct(direct: &BTreeSet<ProcessId>, pid: i32) -> io::Result<bool> {
     Ok(process_stat::read(pid)?.is_none_or(|now| now.id == *known))
 }
 
-/// The children of the first thread, to which orphans come. `None` where the kernel does not list them.
+/// The children of the first thread, which gets the orphans. `None` when the kernel does not
+/// list them.
 ///
-/// The kernel adds children at the end of its list, and finds its place again by the child that it told last: only
-/// if that one was waited for meanwhile may it pass over others. Then the list does not begin as before any more.
+/// The kernel appends children to its list, and continues a read after the child that it
+/// returned last. Only if that child was reaped meanwhile can it skip others; then the list no
+/// longer has the same beginning.
 fn children() -> io::Result<Option<Vec<i32>>> {
     let own = std::process::id();
     let path = format!("/proc/{own}/task/{own}/children");
@@ -134,18 +141,18 @@ fn children() -> io::Result<Option<Vec<i32>>> {
             return Ok(Some(pids.filter_map(|pid| pid.parse().ok()).collect()));
         }
     }
-    Err(io::Error::other("children come and go too fast"))
+    Err(io::Error::other("the list of children changes too fast"))
 }
 
 fn direct_children() -> MutexGuard<'static, BTreeSet<ProcessId>> {
-    // A set of identities is whole even if a holder panicked.
+    // A set of identities is consistent even after a panic.
     DIRECT_CHILDREN
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a child and registers it in one step, so that it is never taken for an orphan. It stays registered for as long
-/// as it is there, whatever becomes of those who know it.
+/// Starts a child and registers it in one step, so that it is never taken for an orphan. It
+/// stays registered as long as it exists, even when its handles are dropped.
 pub(crate) fn start_registered<T, E>(
     start: impl FnOnce() -> Result<(ProcessId, T), E>,
 ) -> Result<T, E> {

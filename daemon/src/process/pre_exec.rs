@@ -1,6 +1,6 @@
-//! What a child does between fork and exec: asks the kernel to kill it when the thread that started it ends, and
-//! steps in front of that process when memory runs out. The first is a second line only: it reaches the direct
-//! child, not its descendants.
+//! What a child does between fork and exec: it asks the kernel to be killed when the thread
+//! that started it ends, and to be chosen before its parent when memory runs out. The first is
+//! only a fallback: it reaches the direct child, not its descendants.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::thread::disable_transparent_huge_pages;
 
 use crate::machine::control_groups::PROCS_FILE;
 
-/// Above whoever starts the child, out of 1000 that stand for all memory.
+/// Added to the parent's score, out of 1000 for all memory.
 const OOM_STEP: i32 = 100;
 const OOM_HIGHEST: i32 = 1000;
 
@@ -39,8 +39,9 @@ pub(super) fn die_with_parent_thread(command: &mut Command, parent: Pid) {
     }
 }
 
-/// The kernel takes the child and what it starts before the process that calls this. Whether its memory may come in
-/// huge pages is its own affair again: the shim's may not, and that is inherited.
+/// The kernel kills the child and its descendants before the calling process when memory runs
+/// out. Transparent huge pages are enabled again: they are disabled for the shim, and that
+/// would be inherited.
 #[expect(
     unsafe_code,
     reason = "set from outside, it would miss what the child has forked by then"
@@ -60,7 +61,7 @@ pub(super) fn restore_memory_defaults(command: &mut Command) {
                 OFlags::WRONLY | OFlags::CLOEXEC,
                 Mode::empty(),
             );
-            // Precautions: where they cannot be taken, the child runs without them.
+            // These are precautions: without them the child runs all the same.
             if let Ok(file) = file {
                 let _ = rustix::io::write(file, score.as_bytes());
             }
@@ -70,8 +71,8 @@ pub(super) fn restore_memory_defaults(command: &mut Command) {
     }
 }
 
-/// The child is in the group before it is what it is, with all that it will ever start. Where that is not allowed it
-/// runs outside.
+/// The child is in the group before exec, so that all its descendants are too. Where that is
+/// not permitted it runs outside.
 #[expect(
     unsafe_code,
     reason = "set from outside, it would miss what the child has forked by then"
@@ -83,7 +84,7 @@ pub(super) fn join_control_group(command: &mut Command, group: &Path) {
     // SAFETY: the hook makes one system call on a descriptor that was opened before the fork.
     unsafe {
         command.pre_exec(move || {
-            // "0" stands for whoever writes it.
+            // "0" stands for the writing process.
             let _ = rustix::io::write(&members, b"0");
             Ok(())
         });

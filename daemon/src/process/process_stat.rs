@@ -1,6 +1,7 @@
-//! Reads the process table from /proc. A process may vanish between any two reads; then it is simply
-//! not there, like one that is hidden from this user. A read that fails for any other reason is an error: it says
-//! nothing about who is there. Fields that are 0 because another pid namespace owns them stay 0 and match nothing.
+//! Reads the process table from /proc. A process may vanish between any two reads; it is then
+//! treated as absent, like one that is hidden from this user. A read that fails for any other
+//! reason is an error, because it does not show whether the process exists. Fields that are 0
+//! because another pid namespace owns them stay 0 and match nothing.
 
 use std::fs;
 use std::io;
@@ -20,13 +21,13 @@ pub(crate) struct ProcessStat {
 }
 
 impl ProcessStat {
-    /// Dead, only not yet waited for. A leader that ended while its threads go on is not.
+    /// Dead and not yet reaped. A leader that exited while its threads go on is not a zombie.
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 }
 
-/// All processes that can be seen now.
+/// All processes that are visible now.
 pub(crate) fn process_table() -> io::Result<Vec<ProcessStat>> {
     let mut table = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -41,7 +42,7 @@ pub(crate) fn process_table() -> io::Result<Vec<ProcessStat>> {
     Ok(table)
 }
 
-/// The process with this number, if there is one to be seen.
+/// The process with this pid, if it is visible.
 pub(crate) fn read(pid: i32) -> io::Result<Option<ProcessStat>> {
     let Some(line) = if_visible(fs::read(format!("/proc/{pid}/stat")))? else {
         return Ok(None);
@@ -50,12 +51,13 @@ pub(crate) fn read(pid: i32) -> io::Result<Option<ProcessStat>> {
     Ok(Some(stat))
 }
 
-/// The process that has this number now, as far as that can be told.
+/// The current process with this pid, if it can be read.
 pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
     read(pid).ok().flatten().map(|stat| stat.id)
 }
 
-/// What the process was started with under this name. Of the dead nobody knows, and of many others only they do.
+/// The value of a variable that the process was started with. `None` for dead processes and for
+/// those whose environment is not readable.
 pub(crate) fn environment_variable(pid: i32, name: &str) -> io::Result<Option<String>> {
     let environ = environ(pid)?;
     let value = environ
@@ -64,7 +66,7 @@ pub(crate) fn environment_variable(pid: i32, name: &str) -> io::Result<Option<St
     Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
 }
 
-/// A process whose first thread has ended shows it with its other threads only.
+/// When its first thread has ended, the environment is readable only through the other threads.
 fn environ(pid: i32) -> io::Result<Vec<u8>> {
     let own = if_visible(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
     if !own.is_empty() {
@@ -80,7 +82,7 @@ fn environ(pid: i32) -> io::Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// `None` of what is gone or hidden; the errors that are left are the machine's.
+/// `None` for a process that is gone or hidden; other errors remain errors.
 pub(super) fn if_visible<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -96,8 +98,8 @@ fn is_not_visible(error: &io::Error) -> bool {
     ) || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
-/// The name in parentheses may hold spaces, parentheses, newlines and bytes that are not UTF-8, so
-/// the fields are counted from the last closing parenthesis.
+/// The name in parentheses may contain spaces, parentheses, newlines and bytes that are not
+/// UTF-8, so the fields are counted from the last closing parenthesis.
 fn parse_stat(line: &[u8]) -> Option<ProcessStat> {
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;

@@ -1,5 +1,5 @@
-//! Who descends from whom. One look may miss a process that is between two parents, and the next look finds it; a look
-//! that fails is an error, never a look that found nobody.
+//! The tree of processes. A scan may miss a process that is being reparented, and the next scan
+//! finds it. A scan that fails is an error and never an empty result.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +9,9 @@ use super::ProcessId;
 use super::process_stat;
 use super::process_stat::{ProcessStat, if_visible};
 
-/// Every living descendant of a process. From parent to child where the kernel lists children, which costs the same on a
-/// machine with ten thousand processes; else, and when that shows nobody, among all processes that there are.
+/// Every living descendant of a process. Follows the kernel's lists of children, which costs
+/// the same on a machine with ten thousand processes; without them, or when they are empty,
+/// searches all processes.
 pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
     let listed = match children(root)? {
         Some(first) => with_descendants(first)?,
@@ -22,26 +23,26 @@ pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
     Ok(listed)
 }
 
-/// The same of one that is known for good. Nobody of one that is gone: its number may be another's.
+/// The descendants of a verified process. Empty when it is gone, because its pid may be reused.
 pub(crate) fn descendants_of(root: ProcessId) -> io::Result<Vec<ProcessStat>> {
     let found = descendants(root.pid)?;
     let is_same = process_stat::read(root.pid)?.is_some_and(|stat| stat.id == root);
     Ok(if is_same { found } else { Vec::new() })
 }
 
-/// These and everybody below them, the dead left out.
+/// These processes and all below them, without dead ones.
 pub(super) fn with_descendants(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
     let mut open = first;
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {
-        // Gone since is not there, and its children have another parent by now.
+        // A process that is gone is skipped; its children have another parent by now.
         open.extend(children(pid)?.unwrap_or_default());
         found.extend(process_stat::read(pid)?.filter(|stat| !stat.is_zombie()));
     }
     Ok(found)
 }
 
-/// Those of them that still live, each by its identity, with everybody below.
+/// Those that are still alive, by identity, with all below them.
 pub(crate) fn surviving_tree(known: &[ProcessId]) -> io::Result<Vec<ProcessId>> {
     let mut living = Vec::new();
     for id in known {
@@ -56,8 +57,8 @@ pub(crate) fn surviving_tree(known: &[ProcessId]) -> io::Result<Vec<ProcessId>> 
     Ok(found.into_iter().collect())
 }
 
-/// The children of all threads of a process. `None` where the kernel does not list them, or the process is gone. A list
-/// that is read while children come and go may lack some.
+/// The children of all threads of a process. `None` when the kernel does not list them, or the
+/// process is gone. A list that is read while children come and go may lack some.
 fn children(pid: i32) -> io::Result<Option<Vec<i32>>> {
     let Some(threads) = if_visible(fs::read_dir(format!("/proc/{pid}/task")))? else {
         return Ok(None);
@@ -74,7 +75,7 @@ fn children(pid: i32) -> io::Result<Option<Vec<i32>>> {
     Ok(listed)
 }
 
-/// Everybody in the table whose line of parents leads to `root`, the dead left out.
+/// All processes in the table whose parents lead to `root`, without dead ones.
 fn descendants_in_table(root: i32, table: Vec<ProcessStat>) -> Vec<ProcessStat> {
     let mut family = BTreeSet::from([root]);
     let mut open = table;
@@ -106,7 +107,8 @@ mod tests {
     fn a_child_is_found_from_its_parent() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let (own, pid) = (std::process::id().cast_signed(), child.id().cast_signed());
-        // A kernel need not list them. Other tests have threads and children that come and go, so one look may miss it.
+        // A kernel need not list them. Other tests start and end threads and children, so one
+        // scan may miss it.
         let is_listed = fs::exists("/proc/thread-self/children").unwrap();
         let found = (0..1_000).any(|_| {
             let listed = children(own).unwrap().unwrap_or_default();

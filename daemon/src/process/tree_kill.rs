@@ -1,6 +1,7 @@
-//! The end of what a killed or stuck shim left, where that shim was this process's own child: its orphans come to this
-//! process, so the kernel can be asked whether any is left. Nobody hides here by an empty environment, another user or
-//! another session; whoever cannot be killed is said to be left.
+//! Kills what a dead or stuck shim left, if that shim was this process's own child: its orphans
+//! are reparented to this process, so the kernel can be asked whether any is left. A process
+//! cannot hide here by an empty environment, another user or another session. Processes that
+//! cannot be killed are reported as left.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,18 +16,18 @@ use super::{
 };
 use crate::clock::Clock;
 
-/// Who is left of a shim and all it started.
+/// What is left of a shim and all that it started.
 enum RemainingProcesses {
-    /// It is proved that nobody is.
+    /// It is proved that no process is left.
     NoProcess,
     Shim,
-    /// Its orphans with all their descendants; none of them means that they just died.
+    /// Its orphans with all their descendants; an empty list means that they have just died.
     Orphans(Vec<ProcessId>),
-    /// It cannot be told.
+    /// The kernel does not list them.
     Unknown,
 }
 
-/// Kills the shim and everything that it started, until nobody is left.
+/// Kills the shim and everything that it started, until no process is left.
 pub(crate) async fn kill_shim_tree(
     shim: ProcessId,
     attempt_id: &str,
@@ -43,7 +44,7 @@ pub(crate) async fn kill_shim_tree(
             Ok(RemainingProcesses::Shim) => kill_each(&[shim], &mut killed),
             Ok(RemainingProcesses::Orphans(orphans)) => kill_each(&orphans, &mut killed),
             Ok(RemainingProcesses::Unknown) => break,
-            Err(error) if is_late => warn!(attempt_id, error = %error, "cannot look for processes"),
+            Err(error) if is_late => warn!(attempt_id, error = %error, "cannot scan processes"),
             Err(_) => {}
         }
         if empty || is_late {
@@ -59,20 +60,21 @@ pub(crate) async fn kill_shim_tree(
     }
 }
 
-/// Kills everybody below a shim that lives, itself not, whoever started it; how many that were. A shim is the subreaper
-/// of all it started, so nobody leaves its descendants by an orphan's way or by an empty environment.
+/// Kills everything below a living shim, but not the shim itself, also when another process
+/// started it; returns the number. A shim is the subreaper of all that it started, so no
+/// process can leave its descendants.
 pub(crate) async fn kill_descendants(shim: ProcessId, clock: &Clock) -> u32 {
     let give_up = clock.now().after(KILL_RETRY_LIMIT);
     let mut killed = BTreeSet::new();
     while clock.now() < give_up {
-        let looked = tokio::task::spawn_blocking(move || process_tree::descendants_of(shim));
-        match looked.await.expect("looking at /proc does not panic") {
+        let scan = tokio::task::spawn_blocking(move || process_tree::descendants_of(shim));
+        match scan.await.expect("reading /proc does not panic") {
             Ok(below) if below.is_empty() => break,
             Ok(below) => {
                 let below: Vec<ProcessId> = below.iter().map(|stat| stat.id).collect();
                 kill_each(&below, &mut killed);
             }
-            Err(error) => warn!(error = %error, "cannot look for processes; trying again"),
+            Err(error) => warn!(error = %error, "cannot scan processes; trying again"),
         }
         tokio::time::sleep(SCAN_INTERVAL).await;
     }
@@ -86,10 +88,10 @@ fn kill_each(processes: &[ProcessId], killed: &mut BTreeSet<ProcessId>) {
     }
 }
 
-/// Off the runtime's threads.
+/// Scans /proc in a blocking thread.
 async fn find_remaining(shim: ProcessId, attempt_id: String) -> io::Result<RemainingProcesses> {
-    let looked = tokio::task::spawn_blocking(move || {
-        // A zombie has handed on its children.
+    let scan = tokio::task::spawn_blocking(move || {
+        // The children of a zombie have been reparented already.
         let is_shim = |stat: process_stat::ProcessStat| stat.id == shim && !stat.is_zombie();
         if process_stat::read(shim.pid)?.is_some_and(is_shim) {
             return Ok(RemainingProcesses::Shim);
@@ -101,24 +103,25 @@ async fn find_remaining(shim: ProcessId, attempt_id: String) -> io::Result<Remai
             Some(orphans) => select_orphans(orphans, &attempt_id),
         }
     });
-    looked.await.expect("looking at /proc does not panic")
+    scan.await.expect("reading /proc does not panic")
 }
 
-/// Where others' orphans come too, only the marked ones are known to be meant.
+/// When the orphans of other processes arrive here too, only marked ones are known to belong to
+/// the attempt.
 fn select_orphans(orphans: Vec<i32>, attempt_id: &str) -> io::Result<RemainingProcesses> {
     let living = process_tree::with_descendants(orphans)?;
-    let mut meant: Vec<ProcessId> = living.iter().map(|stat| stat.id).collect();
-    if orphan_reaper::all_orphans_are_ours() || meant.is_empty() {
-        return Ok(RemainingProcesses::Orphans(meant));
+    let mut matching: Vec<ProcessId> = living.iter().map(|stat| stat.id).collect();
+    if orphan_reaper::all_orphans_are_ours() || matching.is_empty() {
+        return Ok(RemainingProcesses::Orphans(matching));
     }
     let is_marked = |id: &ProcessId| {
         let value = process_stat::environment_variable(id.pid, ATTEMPT_MARKER);
         value.is_ok_and(|value| value.as_deref() == Some(attempt_id))
     };
-    meant.retain(is_marked);
-    Ok(if meant.is_empty() {
+    matching.retain(is_marked);
+    Ok(if matching.is_empty() {
         RemainingProcesses::Unknown
     } else {
-        RemainingProcesses::Orphans(meant)
+        RemainingProcesses::Orphans(matching)
     })
 }

@@ -1,5 +1,5 @@
-//! The kernel timer that wakes the shim. It counts CLOCK_BOOTTIME like the leases do, so a machine that was asleep
-//! past the moment wakes the shim at once; a poll's own timeout would stand still meanwhile.
+//! The kernel timer that wakes the shim. It counts CLOCK_BOOTTIME like the leases do, so after
+//! a suspend past the deadline it fires at once; the timeout of `poll` stops during a suspend.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +24,7 @@ impl BoottimeTimer {
         Ok(Self { fd, armed: None })
     }
 
-    /// Wakes at `at`, or not at all.
+    /// Fires at `at`, or never for `None`.
     pub(super) fn arm(&mut self, at: Option<BootTime>) -> io::Result<()> {
         if self.armed == at {
             return Ok(());
@@ -38,9 +38,9 @@ impl BoottimeTimer {
         Ok(())
     }
 
-    /// Takes note that it has fired.
+    /// Resets the timer after it has fired.
     pub(super) fn clear(&mut self) {
-        // Nothing to read means that it was armed anew meanwhile.
+        // Nothing to read means that it was armed again meanwhile.
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
         self.armed = None;
     }
@@ -50,7 +50,7 @@ impl BoottimeTimer {
     }
 }
 
-/// Zero would switch the timer off, so the beginning of time is a nanosecond late.
+/// Zero would disarm the timer, so time 0 becomes one nanosecond.
 fn to_timespec(at: BootTime) -> Timespec {
     let millis = at.as_millis();
     let seconds = i64::try_from(millis / 1_000).unwrap_or(i64::MAX);

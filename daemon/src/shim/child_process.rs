@@ -1,4 +1,4 @@
-//! The child that a shim has in its charge: started, fed, recorded, ended, reported.
+//! The child of a shim: how it is started, gets its input, is recorded, ended and reported.
 
 use std::ffi::OsString;
 use std::io;
@@ -28,9 +28,9 @@ use crate::clock::{BootTime, Clock};
 use crate::process::{ChildExit, ChildSpec, ProcessId, SpawnError, build_command, identity_of};
 use crate::spool::SpoolWriter;
 
-/// Longest message in a report: it has one block on the disk.
+/// The longest message in a report, which has one block on the disk.
 const REPORT_MESSAGE_BYTES_MAX: usize = 1024;
-/// Longest attempt id, for the same reason.
+/// The longest attempt id, for the same reason.
 const ATTEMPT_ID_BYTES_MAX: usize = 128;
 
 #[derive(Debug)]
@@ -44,12 +44,13 @@ pub(super) struct ChildProcess {
     pidfd: Option<OwnedFd>,
     exit: Option<ChildExit>,
     exited_wall_ms: u64,
-    /// Whom the last look has seen.
+    /// What the last scan has found.
     descendants: LiveDescendants,
 }
 
 impl ChildProcess {
-    /// Starts the child; `early` is what came for it before. Whatever goes wrong until it runs is the report's to say.
+    /// Starts the child; `early` is the input that arrived before. An error before it runs
+    /// becomes part of the report.
     pub(super) fn launch(
         launch: Launch,
         mut early: StdinQueue,
@@ -58,7 +59,7 @@ impl ChildProcess {
     ) -> Result<Self, NotStarted> {
         let lease = launch.lease.map(lease_message::from_message);
         let lease =
-            lease.ok_or_else(|| not_started(codes::SPAWN_FAILED, &"the launch names no lease"))?;
+            lease.ok_or_else(|| not_started(codes::SPAWN_FAILED, &"the launch has no lease"))?;
         if launch.attempt_id.len() > ATTEMPT_ID_BYTES_MAX {
             return Err(not_started(
                 codes::SPAWN_FAILED,
@@ -72,16 +73,16 @@ impl ChildProcess {
             ));
         }
         let writer = SpoolWriter::create(spool)
-            .map_err(|error| disk_failure("begin the transcript", &error))?;
+            .map_err(|error| disk_failure("create the transcript", &error))?;
         let spec = child_spec(&launch);
         let (id, pipes) =
             spawn_child(spec).map_err(|error| not_started(error.failure_code(), &error))?;
         let [stdin, stdout, stderr] = pipes;
         early.attach(stdin);
-        // What fits goes in at once: a quick child may be gone before the first wait.
+        // Writes what fits at once: a quick child may have exited before the first wait.
         early.write_pending();
         Ok(Self {
-            // A copy: the bytes of the launch are the message's whole buffer.
+            // A copy, because the bytes of the launch share the message's whole buffer.
             token: launch.token.map(|token| LeaseToken {
                 value: Bytes::copy_from_slice(&token.value),
             }),
@@ -104,7 +105,8 @@ impl ChildProcess {
         }
     }
 
-    /// What a daemon says to a running child's shim. A second greeting or launch says nothing.
+    /// A message of the daemon to the shim of a running child. A second greeting or launch has
+    /// no effect.
     pub(super) fn on_message(
         &mut self,
         message: Message,
@@ -127,7 +129,7 @@ impl ChildProcess {
         Ok(())
     }
 
-    /// Readable once the child has ended.
+    /// Readable once the child has exited.
     pub(super) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(OwnedFd::as_fd)
     }
@@ -145,12 +147,13 @@ impl ChildProcess {
         }
     }
 
-    /// Does what the moment asks for: buries the dead, moves on, looks, signals.
+    /// Does what is due: reaps dead processes, advances the lifecycle, scans, sends signals.
     pub(super) fn advance(&mut self, clock: &Clock) {
         let now = clock.now();
         let reaped = reap_dead(self.id);
         let exit = reaped.child.map(to_child_exit);
-        // Nobody else can wait for it, but a child without an exit would be waited for until the lease ends.
+        // No other process can reap it, but a child without an exit would be waited for until
+        // the lease ends.
         let exit = exit.or(reaped.no_children_left.then_some(ChildExit::Unknown));
         if let (Some(exit), None) = (exit, self.exit) {
             self.exit = Some(exit);
@@ -165,44 +168,44 @@ impl ChildProcess {
         }
         if reaped.no_children_left {
             self.lifecycle.on_scan(ScanResult::NoProcess, now);
-        } else if let Some(look) = self.lifecycle.due_scan(now) {
-            self.check_descendants(look, now);
+        } else if let Some(scan) = self.lifecycle.due_scan(now) {
+            self.check_descendants(scan, now);
         }
         self.lifecycle.advance(now, self.recorder.is_drained());
     }
 
-    fn check_descendants(&mut self, look: ProcessScan, now: BootTime) {
+    fn check_descendants(&mut self, scan: ProcessScan, now: BootTime) {
         let child = descendants::ChildGroup {
             group: self.id.pid,
             is_unreaped: self.exit.is_none(),
         };
-        let sight = if look == ProcessScan::KnownOnly && self.descendants.any_alive() {
+        let result = if scan == ProcessScan::KnownOnly && self.descendants.any_alive() {
             ScanResult::KnownRemain
         } else {
-            // A look that fails has seen nobody, which does not mean that nobody is there.
+            // A failed scan finds no process, which does not mean that none exists.
             self.descendants = LiveDescendants::scan().unwrap_or_default();
             self.descendants.summary(child)
         };
-        if let Some(rung) = self.lifecycle.on_scan(sight, now) {
-            self.descendants.signal(child, rung);
+        if let Some(signal) = self.lifecycle.on_scan(result, now) {
+            self.descendants.signal(child, signal);
         }
     }
 
-    /// When it wants to be tended again if nothing happens before.
+    /// When `advance` has to be called again if nothing happens before.
     pub(super) fn next_wake(&self, now: BootTime) -> Option<BootTime> {
-        let course = self.lifecycle.next_wakeup_at(now);
+        let lifecycle = self.lifecycle.next_wakeup_at(now);
         let unwatched = self.pidfd.is_none() && self.exit.is_none();
         let moments = [
-            course,
+            lifecycle,
             self.recorder.retry_at(),
             unwatched.then(|| now.after(EXIT_POLL_INTERVAL)),
         ];
         moments.into_iter().flatten().min()
     }
 
-    /// The report, once it is over.
+    /// The report, once the child has ended.
     pub(super) fn final_report(&mut self, now: BootTime) -> Option<Report> {
-        let (ended_by, cleared) = self.lifecycle.outcome()?;
+        let (ended_by, termination) = self.lifecycle.outcome()?;
         let lost = self.recorder.finish(now);
         let how = match self.exit {
             Some(ChildExit::Code(code)) => report::How::ExitCode(code),
@@ -213,10 +216,10 @@ impl ChildProcess {
             attempt_id: self.attempt_id.clone(),
             how: Some(how),
             ended_by: wire_ended_by(ended_by).into(),
-            empty: cleared.proved_empty,
-            terminated: cleared.terminated,
-            killed: cleared.killed,
-            swept: cleared.signaled_singly,
+            empty: termination.proved_empty,
+            terminated: termination.terminated,
+            killed: termination.killed,
+            swept: termination.signaled_singly,
             exited_at_ms: self.lifecycle.exited_at().map_or(0, BootTime::as_millis),
             over_at_ms: now.as_millis(),
             exited_wall_ms: self.exited_wall_ms,
@@ -229,10 +232,10 @@ impl ChildProcess {
     }
 }
 
-/// Between two looks at a child that the kernel gave no descriptor for.
+/// Between two checks of a child for which the kernel provided no pidfd.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Without a descriptor the child is looked after from time to time.
+/// Without a pidfd the child is polled.
 fn open_pidfd(id: ProcessId) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(id.pid)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -274,7 +277,7 @@ fn clip_text(text: &str, bytes: usize) -> String {
     text[..text.floor_char_boundary(bytes)].to_owned()
 }
 
-/// A full disk has its own code: it says what to do.
+/// A full disk has its own code, which tells the operator what to do.
 pub(crate) fn disk_failure(what: &str, error: &io::Error) -> NotStarted {
     let full = matches!(
         error.kind(),
@@ -303,7 +306,8 @@ fn child_spec(launch: &Launch) -> ChildSpec {
     }
 }
 
-/// All that can fail is done before the child runs: then it is in this shim's charge, or it never was.
+/// Everything that can fail is done before the child runs: an error means that there is no
+/// child.
 fn spawn_child(spec: ChildSpec) -> Result<(ProcessId, [OwnedFd; 3]), SpawnError> {
     let (program, cwd) = (spec.program.clone(), spec.cwd.clone());
     let mut command = build_command(spec, getpid())?;
@@ -320,18 +324,15 @@ fn spawn_child(spec: ChildSpec) -> Result<(ProcessId, [OwnedFd; 3]), SpawnError>
 
 /// Gives the child its ends of three pipes and returns the shim's, which do not block.
 fn attach_pipes(command: &mut Command) -> io::Result<[OwnedFd; 3]> {
-    let (theirs_in, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stdout, theirs_out) = pipe_with(PipeFlags::CLOEXEC)?;
-    let (stderr, theirs_err) = pipe_with(PipeFlags::CLOEXEC)?;
-    let ours = [stdin, stdout, stderr];
-    for pipe in &ours {
+    let (child_in, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stdout, child_out) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, child_err) = pipe_with(PipeFlags::CLOEXEC)?;
+    let shim_pipes = [stdin, stdout, stderr];
+    for pipe in &shim_pipes {
         ioctl_fionbio(pipe, true)?;
     }
-    command
-        .stdin(theirs_in)
-        .stdout(theirs_out)
-        .stderr(theirs_err);
-    Ok(ours)
+    command.stdin(child_in).stdout(child_out).stderr(child_err);
+    Ok(shim_pipes)
 }
 
 fn to_child_exit(status: WaitStatus) -> ChildExit {

@@ -1,6 +1,6 @@
-//! The daemon's end of a shim's connection: starting a shim, or finding the one of an attempt that another daemon
-//! started, the handshake, and the messages both ways. A shim that does not read holds nobody up: of what it is to
-//! know the newest counts, so nothing piles up in front of it.
+//! The daemon's end of a connection to a shim: starting a shim, or finding one that an earlier
+//! daemon started, the handshake, and the messages in both directions. A shim that does not
+//! read delays nothing: only the latest of each update is kept for it, so no queue builds up.
 
 use std::ffi::OsString;
 use std::io;
@@ -26,21 +26,22 @@ use crate::process::{
     ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, start_registered,
 };
 
-/// One read. A shim's messages are short.
+/// The size of one read. A shim's messages are short.
 const READ_BYTES: usize = 4096;
 
-/// What is started for each attempt.
+/// The program that is started for each attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShimProgram {
     pub program: PathBuf,
     pub args: Vec<OsString>,
-    /// What it finds in its environment beside the words to its allocator. Nothing of the daemon's own: every agent can
-    /// read its shim's environment.
+    /// Its environment in addition to the allocator's settings. Nothing of the daemon's own:
+    /// every agent can read its shim's environment.
     pub environment: Vec<(OsString, OsString)>,
 }
 
 impl ShimProgram {
-    /// This very executable, whatever happens to its file meanwhile. It must call [`super::main_if_asked`] first.
+    /// This executable, even if its file is replaced meanwhile. It must call
+    /// [`super::run_if_requested`] first.
     pub fn own_executable() -> Self {
         Self {
             program: "/proc/self/exe".into(),
@@ -50,21 +51,22 @@ impl ShimProgram {
     }
 }
 
-/// Whose shim it is. In its environment, so that it is found with all that it started.
+/// The owner of a shim, stored in its environment, so that the shim is found with all that it
+/// started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShimMarkers<'a> {
     pub(crate) attempt_id: &'a str,
     pub(crate) daemon_id: &'a str,
 }
 
-/// Why a shim that was found cannot be spoken to.
+/// Why the handshake with a shim failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeError {
-    #[error("the shim speaks versions {0} to {1} only")]
+    #[error("the shim supports only versions {0} to {1}")]
     Refused(u32, u32),
     #[error("the shim closed the connection")]
     Closed,
-    #[error("the shim answered with something else than its presence")]
+    #[error("the shim did not answer with its presence")]
     UnexpectedMessage,
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -76,24 +78,27 @@ pub(crate) struct ShimConnection {
     stream: UnixStream,
     incoming: MessageDecoder,
     outgoing: BytesMut,
-    /// The shim reads no more; what it said may still be read.
+    /// The shim does not read any more; what it sent may still be read.
     is_write_closed: bool,
     opening_messages: Vec<to_shim::Message>,
-    /// For the child. Behind everything else: no renewal and no order waits for a child that does not read.
+    /// Messages for the child. They come last: no renewal and no order waits for a child that
+    /// does not read.
     stdin: Vec<Stdin>,
-    /// The last message for the child that this connection was given.
+    /// The number of the last message for the child on this connection.
     last_stdin: u64,
     pending: PendingUpdates,
-    /// Limit of the lease that is in `outgoing`.
+    /// The limit of the lease that is in `outgoing`.
     lease_in_flight: Option<BootTime>,
-    /// Learns the limit of every lease that has left it, of a shim that does not say what it has read.
+    /// Receives the limit of every lease that was sent, for a shim that does not confirm
+    /// leases.
     lease_delivered: Option<watch::Sender<Option<BootTime>>>,
     shim: Option<ProcessId>,
-    /// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
+    /// A shim that this process started. Dropping it leaves it running, and the runtime still
+    /// reaps it.
     _child: Option<Child>,
 }
 
-/// What the shim is to know next. The newest of each counts.
+/// Updates for the shim. Only the latest of each is sent.
 #[derive(Debug, Default)]
 struct PendingUpdates {
     lease: Option<Lease>,
@@ -101,14 +106,15 @@ struct PendingUpdates {
     consumed: Option<Consumed>,
 }
 
-/// Starts a shim in the attempt's directory. Nothing of the daemon reaches it but the connection.
+/// Starts a shim in the attempt's directory. It inherits nothing of the daemon but the
+/// connection.
 pub(crate) fn start_shim(
     shim: &ShimProgram,
     directory: &Path,
     markers: ShimMarkers<'_>,
 ) -> io::Result<ShimConnection> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    ours.set_nonblocking(true)?;
+    let (daemon_end, shim_end) = std::os::unix::net::UnixStream::pair()?;
+    daemon_end.set_nonblocking(true)?;
     let mut command = Command::new(&shim.program);
     command
         .args(&shim.args)
@@ -119,7 +125,7 @@ pub(crate) fn start_shim(
         .envs(shim.environment.iter().cloned())
         .env(ATTEMPT_MARKER, markers.attempt_id)
         .env(DAEMON_MARKER, markers.daemon_id)
-        .stdin(OwnedFd::from(theirs))
+        .stdin(OwnedFd::from(shim_end))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let (child, id) = start_registered(|| {
@@ -128,11 +134,12 @@ pub(crate) fn start_shim(
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
         Ok::<_, io::Error>((id, (child, id)))
     })?;
-    let stream = UnixStream::from_std(ours)?;
+    let stream = UnixStream::from_std(daemon_end)?;
     Ok(ShimConnection::new(stream, Some(id), Some(child)))
 }
 
-/// Connects to the shim that listens in this directory. Through a descriptor: a path may be too long for a socket.
+/// Connects to the shim that listens in this directory. Through a file descriptor, because a
+/// path may be too long for a socket.
 pub(crate) async fn connect_to_shim(directory: &Path) -> io::Result<ShimConnection> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -165,7 +172,7 @@ impl ShimConnection {
         self.shim
     }
 
-    /// The handshake. Whoever waits for it sets the limit.
+    /// The handshake. The caller sets the time limit.
     pub(crate) async fn handshake(
         &mut self,
         instance_id: &str,
@@ -183,7 +190,8 @@ impl ShimConnection {
         }
     }
 
-    /// All that a new shim needs, in one go: it has the prompt before it starts the child.
+    /// Queues everything that a new shim needs at once, so that it has the prompt before it
+    /// starts the child.
     pub(crate) fn launch(&mut self, instance_id: &str, prompt: Stdin, launch: Launch) {
         self.lease_in_flight = launch
             .lease
@@ -196,7 +204,7 @@ impl ShimConnection {
         ]);
     }
 
-    /// One more message for the child, after those before it.
+    /// Queues one more message for the child, in order.
     pub(crate) fn push_stdin(&mut self, message: Stdin) {
         if message.id > self.last_stdin {
             self.last_stdin = message.id;
@@ -216,12 +224,13 @@ impl ShimConnection {
         self.pending.consumed = Some(Consumed { position });
     }
 
-    /// Where the limit of the newest lease is told that has left for a shim which does not say what it has read.
-    pub(crate) fn watch_lease_delivery(&mut self, told: watch::Sender<Option<BootTime>>) {
-        self.lease_delivered = Some(told);
+    /// Where the limits of sent leases are reported, for a shim that does not confirm leases.
+    pub(crate) fn watch_lease_delivery(&mut self, delivered: watch::Sender<Option<BootTime>>) {
+        self.lease_delivered = Some(delivered);
     }
 
-    /// Says what is due and returns the shim's next message; `None` when it has closed. Cancel safe.
+    /// Sends what is due and returns the shim's next message; `None` when it has closed. Cancel
+    /// safe.
     pub(crate) async fn next(&mut self) -> io::Result<Option<from_shim::Message>> {
         loop {
             if let Some(message) = self.decode()? {
@@ -242,7 +251,7 @@ impl ShimConnection {
         }
     }
 
-    /// An arm of a later version is ignored.
+    /// A message of a later version is ignored.
     fn decode(&mut self) -> io::Result<Option<from_shim::Message>> {
         while let Some(message) = self
             .incoming
@@ -284,7 +293,7 @@ impl ShimConnection {
         match self.stream.try_write(&self.outgoing) {
             Ok(length) => self.outgoing.advance(length),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // Its last words may still be there to read.
+            // Its last messages may still be readable.
             Err(_) => {
                 self.is_write_closed = true;
                 self.outgoing.clear();
@@ -293,13 +302,13 @@ impl ShimConnection {
         }
         if self.outgoing.is_empty()
             && let Some(limit) = self.lease_in_flight.take()
-            && let Some(told) = &self.lease_delivered
+            && let Some(delivered) = &self.lease_delivered
         {
-            told.send_replace(Some(limit));
+            delivered.send_replace(Some(limit));
         }
     }
 
-    /// How much was read; `None` when there was nothing after all.
+    /// The number of bytes that were read; `None` when there was nothing to read.
     fn read(&mut self) -> io::Result<Option<usize>> {
         let buffer = self.incoming.buffer();
         buffer.reserve(READ_BYTES);
@@ -327,8 +336,8 @@ mod tests {
 
     #[tokio::test]
     async fn renewals_and_orders_are_sent_before_stdin() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut connection = ShimConnection::new(ours, None, None);
+        let (daemon_end, _theirs) = UnixStream::pair().unwrap();
+        let mut connection = ShimConnection::new(daemon_end, None, None);
         connection.push_stdin(Stdin {
             id: 1,
             ..Stdin::default()
@@ -338,15 +347,15 @@ mod tests {
         connection.encode_pending().unwrap();
         let mut decoder = MessageDecoder::default();
         decoder.buffer().extend_from_slice(&connection.outgoing);
-        let said = std::iter::from_fn(|| decoder.next_message::<ToShim>().unwrap()?.message);
-        let said: Vec<_> = said.collect();
+        let sent = std::iter::from_fn(|| decoder.next_message::<ToShim>().unwrap()?.message);
+        let sent: Vec<_> = sent.collect();
         use to_shim::Message;
         assert!(
             matches!(
-                said[..],
+                sent[..],
                 [Message::Lease(_), Message::Stop(_), Message::Stdin(_)]
             ),
-            "{said:?}"
+            "{sent:?}"
         );
     }
 }

@@ -1,5 +1,6 @@
-//! One connection of a daemon: what came in, what is owed, what is on its way out. A daemon that does not read costs a
-//! few messages and never more: what is owed is kept as facts, and said when there is room.
+//! One connection of a daemon: its decoder, its pending notices, and its outgoing bytes. A
+//! daemon that does not read costs only a few messages: pending notices are kept as facts, and
+//! sent when there is room.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -12,10 +13,10 @@ use bytes::{Buf, BytesMut};
 use super::framing::{MessageDecoder, encode};
 use crate::clock::BootTime;
 
-/// One read of a connection.
+/// The size of one read.
 const READ_BYTES: usize = 16 * 1024;
 
-/// What the daemon has yet to be told, in the order of telling.
+/// What still has to be sent to the daemon, in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PendingNotice {
     Presence,
@@ -32,15 +33,15 @@ pub(super) struct DaemonConnection {
     decoder: MessageDecoder,
     outgoing: BytesMut,
     pending: BTreeSet<PendingNotice>,
-    /// It reads no more. What it said last may still be there to hear, and counts.
+    /// The daemon does not read any more. Its last messages may still be readable, and count.
     is_write_closed: bool,
-    /// When it came.
+    /// When the connection was made.
     pub(super) connected_at: BootTime,
-    /// What both speak, once that is known.
+    /// The common version, once it is known.
     pub(super) version: u32,
 }
 
-/// The daemon has gone away, or speaks something else.
+/// The daemon has closed the connection, or does not follow the protocol.
 #[derive(Debug)]
 pub(super) struct ConnectionClosed;
 
@@ -58,7 +59,7 @@ impl DaemonConnection {
         })
     }
 
-    /// The next message, if there is one by now; reads only when none is whole already.
+    /// The next message, if there is one by now; reads only when none is complete already.
     pub(super) fn read_message(&mut self) -> Result<Option<ToShim>, ConnectionClosed> {
         loop {
             if let Some(message) = self.decoder.next_message().map_err(|_| ConnectionClosed)? {
@@ -79,7 +80,7 @@ impl DaemonConnection {
         self.pending.insert(what);
     }
 
-    /// What can be said now: nothing while earlier words are still on their way.
+    /// The next notice to send; `None` while earlier messages are still being sent.
     pub(super) fn next_notice(&mut self) -> Option<PendingNotice> {
         if self.outgoing.is_empty() && !self.is_write_closed {
             self.pending.pop_first()
@@ -88,14 +89,15 @@ impl DaemonConnection {
         }
     }
 
-    /// Says it, behind what is on its way. A message that is too long to be sent is not ours.
+    /// Queues a message after those that are being sent. The shim's own messages are never too
+    /// long.
     pub(super) fn push_message(&mut self, message: &FromShim) {
         if encode(message, &mut self.outgoing).is_err() {
             debug_assert!(false, "the shim's own messages are short");
         }
     }
 
-    /// Sends what the connection takes.
+    /// Sends what the connection accepts.
     pub(super) fn flush(&mut self) {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {

@@ -1,6 +1,6 @@
-//! Who is left of an attempt: all descendants of the shim. It is their subreaper, so an orphan becomes its
-//! child, whatever session or group it is in; a look may miss one that is between two parents, and the next
-//! look finds it.
+//! The processes that are left of an attempt: all descendants of the shim. The shim is their
+//! subreaper, so an orphan becomes its child, in whatever session or group it is. A scan may
+//! miss a process that is being reparented, and the next scan finds it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,9 +12,10 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, 
 
 use crate::process::{ProcessId, ProcessStat, descendants, read_stat, signal_one};
 
-/// How often everybody is stopped before everybody is killed.
+/// How often all processes are stopped before they are killed.
 const STOP_ROUNDS: usize = 20;
-/// How far apart [`kill_all`] looks at first, and when that was in vain for so many times.
+/// The pause between the rounds of [`kill_all_descendants`] at first, and the longer one after
+/// that many rounds.
 const FIRST_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
@@ -25,15 +26,15 @@ const LATER_PAUSE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// What is known of the child without a look.
+/// What is known of the child without a scan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChildGroup {
-    /// Its process group, which has its number.
+    /// Its process group, which has the child's pid.
     pub(super) group: i32,
     pub(super) is_unreaped: bool,
 }
 
-/// The members of one look, by identity.
+/// The processes of one scan, by identity.
 #[derive(Debug, Default)]
 pub(super) struct LiveDescendants(Vec<ProcessStat>);
 
@@ -42,7 +43,7 @@ impl LiveDescendants {
         descendants(std::process::id().cast_signed()).map(Self)
     }
 
-    /// A child that was not waited for is there, whatever the look has seen.
+    /// A child that was not reaped exists, whatever the scan has found.
     pub(super) fn summary(&self, child: ChildGroup) -> ScanResult {
         let outside = self.0.iter().filter(|stat| stat.group != child.group);
         ScanResult::Members {
@@ -51,7 +52,8 @@ impl LiveDescendants {
         }
     }
 
-    /// Whether any of them is still there. Cheap; says nothing about processes forked since.
+    /// Whether any of them is still alive. Cheap; it does not see processes that were forked
+    /// since.
     pub(super) fn any_alive(&self) -> bool {
         self.0.iter().any(|member| {
             let now = read_stat(member.id.pid).ok().flatten();
@@ -59,8 +61,8 @@ impl LiveDescendants {
         })
     }
 
-    pub(super) fn signal(&mut self, child: ChildGroup, rung: TerminationSignal) {
-        match rung {
+    pub(super) fn signal(&mut self, child: ChildGroup, step: TerminationSignal) {
+        match step {
             TerminationSignal::Term => self.send_signal(child, Signal::TERM),
             TerminationSignal::Kill => {
                 self.stop_all(child);
@@ -69,8 +71,9 @@ impl LiveDescendants {
         }
     }
 
-    /// Stops everybody until a look finds nobody new. Those who fork as fast as others die would live for ever; the
-    /// stopped fork no more, and keep their places, so that the rest comes to the limit of how many there may be.
+    /// Stops all processes until a scan finds no new ones. Processes that fork as fast as
+    /// others die would never end. Stopped ones do not fork, and keep their entries in the
+    /// process table, so that the rest reaches the limit of processes.
     fn stop_all(&mut self, child: ChildGroup) {
         for _ in 0..STOP_ROUNDS {
             if self.0.iter().all(|stat| stat.group == child.group) {
@@ -87,9 +90,10 @@ impl LiveDescendants {
         }
     }
 
-    /// To all of them: the child's group by one call, which no fork can slip through, the others one by one.
+    /// Signals all of them: the child's group by one call, which no fork can escape, the others
+    /// one by one.
     fn send_signal(&self, child: ChildGroup, signal: Signal) {
-        // A group whose leader was not waited for, or with a living member of ours, is given to nobody else.
+        // A group id is not reused while its leader is not reaped or it has a living member.
         let is_ours = child.is_unreaped || self.0.iter().any(|stat| stat.group == child.group);
         if is_ours && let Some(group) = Pid::from_raw(child.group) {
             let _ = kill_process_group(group, signal); // Empty by now is fine.
@@ -100,16 +104,16 @@ impl LiveDescendants {
     }
 }
 
-/// What waiting for the dead has shown.
+/// What reaping has shown.
 #[derive(Debug, Default)]
 pub(super) struct ReapResult {
-    /// How the child itself ended, if it was among them.
+    /// The exit of the child itself, if it was reaped.
     pub(super) child: Option<WaitStatus>,
     /// There is no child left, and so no descendant.
     pub(super) no_children_left: bool,
 }
 
-/// Waits for everybody who is dead, without waiting for anybody who is not.
+/// Reaps all dead children without waiting for living ones.
 pub(super) fn reap_dead(child: ProcessId) -> ReapResult {
     let mut reaped = ReapResult::default();
     loop {
@@ -127,19 +131,19 @@ pub(super) fn reap_dead(child: ProcessId) -> ReapResult {
     }
 }
 
-/// Ends everybody without a plan or a clock, and returns when nobody is left, however long that takes: without a shim
-/// nobody would look after them. For what outlived its report, and for a shim that broke.
+/// Kills all descendants without a plan or a time limit, and returns when none is left: without
+/// the shim they would have no owner. For what outlived its report, and for a shim that failed.
 pub(super) fn kill_all_descendants() {
     const NO_CHILD: ChildGroup = ChildGroup {
         group: 0,
         is_unreaped: false,
     };
     for round in 0_usize.. {
-        let nobody = ProcessId {
+        let no_child = ProcessId {
             pid: 0,
             start_time: 0,
         };
-        if reap_dead(nobody).no_children_left {
+        if reap_dead(no_child).no_children_left {
             return;
         }
         if let Ok(mut members) = LiveDescendants::scan() {

@@ -1,15 +1,17 @@
-//! Messages on a Unix socket: four bytes of length, big endian, then the message. Neither side needs an
-//! async runtime for it: bytes go in as they come, messages come out when they are whole.
+//! Messages on a Unix socket: four bytes of length, big endian, then the message. No async
+//! runtime is needed: bytes are fed as they come, and messages are returned when they are
+//! complete.
 
 use bytes::{Buf, BufMut, BytesMut};
 use prost::Message;
 
-/// Longest message. It must hold a prompt of 1 MiB, and the largest environment that a system starts.
+/// The longest message. It must hold a prompt of 1 MiB and the largest environment that a
+/// system allows.
 pub const LARGEST_MESSAGE: usize = 2 * 1024 * 1024 + 64 * 1024;
 
 const LENGTH_BYTES: usize = 4;
 
-/// What comes in is not this protocol; the connection is of no more use.
+/// The input does not follow this protocol; the connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum FramingError {
     #[error("a message of {0} bytes is longer than {LARGEST_MESSAGE}")]
@@ -18,22 +20,22 @@ pub enum FramingError {
     Malformed(#[from] prost::DecodeError),
 }
 
-/// Appends one message to what is to be sent.
+/// Appends one message to the output.
 pub fn encode(message: &impl Message, out: &mut BytesMut) -> Result<(), FramingError> {
     let length = message.encoded_len();
-    let word = u32::try_from(length)
+    let prefix = u32::try_from(length)
         .ok()
         .filter(|_| length <= LARGEST_MESSAGE);
-    let word = word.ok_or(FramingError::TooLong(length))?;
+    let prefix = prefix.ok_or(FramingError::TooLong(length))?;
     out.reserve(LENGTH_BYTES + length);
-    out.put_u32(word);
-    // The buffer has room, which is all that encoding can lack.
+    out.put_u32(prefix);
+    // The buffer has room, which is the only reason why encoding could fail.
     message
         .encode(out)
         .map_err(|_| FramingError::TooLong(length))
 }
 
-/// Puts messages together from the bytes of one connection.
+/// Assembles messages from the bytes of one connection.
 #[derive(Debug, Default)]
 pub struct MessageDecoder {
     buffer: BytesMut,
@@ -44,22 +46,22 @@ impl MessageDecoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Where a reader may append what it reads, instead of [`Decoder::feed`].
+    /// A buffer that a reader may append to, instead of [`MessageDecoder::feed`].
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 
-    /// The next whole message. After an error there is none any more.
+    /// The next complete message. After an error no more messages follow.
     pub fn next_message<M: Message + Default>(&mut self) -> Result<Option<M>, FramingError> {
-        let Some(word) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
+        let Some(prefix) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
         };
-        let length = usize::try_from(u32::from_be_bytes(*word)).unwrap_or(usize::MAX);
+        let length = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
         if length > LARGEST_MESSAGE {
             return Err(FramingError::TooLong(length));
         }
         if self.buffer.len() < LENGTH_BYTES + length {
-            // Once and no more than it takes: growing by doubling would leave memory behind.
+            // Reserves exactly what is needed: doubling would leave memory behind.
             self.buffer
                 .reserve(LENGTH_BYTES + length - self.buffer.len());
             return Ok(None);
@@ -67,7 +69,8 @@ impl MessageDecoder {
         self.buffer.advance(LENGTH_BYTES);
         let body = self.buffer.split_to(length).freeze();
         if self.buffer.is_empty() {
-            // It may have grown for a prompt of a mebibyte, and a connection is quiet most of the time.
+            // It may have grown for a prompt of 1 MiB, and a connection is idle most of the
+            // time.
             self.buffer = BytesMut::new();
         }
         Ok(Some(M::decode(body)?))

@@ -1,5 +1,6 @@
-//! What a process takes over from the one that started it, and a shim must not: open descriptors, the ways in which
-//! signals are taken, the session. The unsafe part of the shim: neither std nor rustix offers these calls safely.
+//! What a process inherits from the one that started it, and a shim must not keep: open file
+//! descriptors, signal dispositions, the session. The unsafe part of the shim: neither std nor
+//! rustix offers these calls safely.
 
 use std::fs::read_dir;
 use std::io;
@@ -10,7 +11,8 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{getpid, set_child_subreaper, setsid};
 use rustix::stdio::{dup2_stdin, stdin};
 
-/// Faults keep their default: a shim that breaks must end. KILL and STOP cannot be caught.
+/// Faults keep their default action: a shim that fails must end. SIGKILL and SIGSTOP cannot be
+/// caught.
 const UNCAUGHT_SIGNALS: [libc::c_int; 9] = [
     libc::SIGILL,
     libc::SIGTRAP,
@@ -22,15 +24,15 @@ const UNCAUGHT_SIGNALS: [libc::c_int; 9] = [
     libc::SIGKILL,
     libc::SIGSTOP,
 ];
-/// The last of all; 32 and 33 are the C library's own, and it gives them to nobody.
+/// The highest signal; 32 and 33 are reserved by the C library.
 const LAST_SIGNAL: libc::c_int = 64;
 
-/// Cuts every tie to the daemon but one, and returns that: the socket that was passed as standard input. Must be
-/// called before this process opens anything.
+/// Closes everything inherited from the daemon except for one socket, which was passed as
+/// stdin, and returns that. Must be called before this process opens anything.
 pub(super) fn detach_from_daemon() -> io::Result<OwnedFd> {
     close_descriptors();
     catch_signals();
-    // Fails for the leader of a group, which is away from the terminal's group all the same.
+    // Fails for the leader of a group, which has left the terminal's group anyway.
     let _ = setsid();
     set_child_subreaper(Some(getpid()))?;
     let first = fcntl_dupfd_cloexec(stdin(), 3)?;
@@ -39,7 +41,7 @@ pub(super) fn detach_from_daemon() -> io::Result<OwnedFd> {
     Ok(first)
 }
 
-/// Closes what the daemon, or whoever started that, left open: a shim may outlive them by hours.
+/// Closes inherited file descriptors: a shim may outlive their owners by hours.
 fn close_descriptors() {
     let numbers =
         |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
@@ -54,19 +56,20 @@ fn close_descriptors() {
 
 #[expect(unsafe_code, reason = "an inherited descriptor has no owner to drop")]
 fn close(descriptor: RawFd) {
-    // SAFETY: nothing in this process has opened a descriptor yet, so nobody owns this one. Closing the directory
-    // that was just read once more is an error without an effect.
+    // SAFETY: nothing in this process has opened a descriptor yet, so this one has no owner.
+    // Closing the directory that was just read once more is an error without effect.
     unsafe { libc::close(descriptor) };
 }
 
-/// Signals do nothing but wake the shim. They are caught and not ignored: exec gives caught ones their default back,
-/// so that the child starts with none ignored, even where the daemon was started with some.
+/// Signals only wake the shim. They are caught and not ignored: exec resets caught signals to
+/// their default, so that the child starts with none ignored, even if the daemon was started
+/// with some.
 #[expect(unsafe_code, reason = "std and rustix install no handlers")]
 fn catch_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
     let handler = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
     for signal in (1..=LAST_SIGNAL).filter(|signal| !UNCAUGHT_SIGNALS.contains(signal)) {
-        // SAFETY: a handler that does nothing is safe at any moment.
+        // SAFETY: a handler that does nothing is safe at any time.
         unsafe { libc::signal(signal, handler) };
     }
 }

@@ -1,4 +1,4 @@
-//! A lease on its way between daemon and shim.
+//! The lease as a message between daemon and shim.
 
 use baton_daemon_core::child_lifecycle::LeaseDeadlines;
 use baton_proto::worker;

@@ -1,11 +1,14 @@
-//! The shim: one small process per attempt that owns the child, its pipes, its process group and the lease clock. It
-//! outlives the daemon that started it, so that a daemon can be killed or replaced while the attempt goes on, and it
-//! ends everything when the lease does, whether or not a daemon is there to say so.
+//! The shim: one small process per attempt that owns the child, its pipes, its process group
+//! and the lease clock. It outlives the daemon that started it, so that a daemon can be killed
+//! or replaced while the attempt goes on. It ends everything when the lease ends, with or
+//! without a daemon.
 //!
-//! It is the same executable, called with [`ARGUMENT`], in the attempt's directory, with one end of a socket pair as
-//! standard input. proto/baton/worker/v1/shim.proto is what it speaks. One thread, one loop over `poll` (`serve`);
-//! what is to be decided is decided by `baton_daemon_core`'s `course` and `ladder`, which take the moment as an argument. It links no
-//! part of the daemon but the transcript, the clock and what knows about processes: it needs neither runtime nor relay.
+//! It is the same executable, called with [`SHIM_ARGUMENT`], in the attempt's directory, with
+//! one end of a socket pair as stdin. proto/baton/worker/v1/shim.proto is its protocol. It has
+//! one thread and one loop over `poll` (`server`). Decisions are made by `child_lifecycle` and
+//! `termination_sequence` of `baton_daemon_core`, which take the time as an argument. It uses
+//! no part of the daemon but the transcript, the clock and the process functions: it needs
+//! neither an async runtime nor the relay.
 
 mod boottime_timer;
 mod child_process;
@@ -15,10 +18,10 @@ mod descendants;
 pub mod framing;
 mod inherited_state;
 pub(crate) mod lease_message;
+mod notices;
 mod output_recorder;
 mod peer_check;
-mod report_delivery;
-mod report_file;
+mod report;
 mod server;
 mod stdin_queue;
 
@@ -34,43 +37,45 @@ use child_process::not_started_report;
 use daemon_connection::DaemonConnection;
 use server::ShimServer;
 
-pub use report_file::read_report;
+pub use report::read_report;
 
-/// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
+/// The first argument of a call as a shim. Internal; further arguments are only shown by `ps`.
 pub const SHIM_ARGUMENT: &str = "__shim";
 
-/// What a shim is started with in addition: words to the executable's allocator, which expects a busy server. It would
-/// begin with two pages of 2 MiB, and keep what a large prompt took.
+/// Additional environment of a shim: settings of the executable's allocator, whose defaults are
+/// for a busy server. It would begin with two pages of 2 MiB, and keep the memory of a large
+/// prompt.
 pub const SHIM_ENVIRONMENT: [(&str, &str); 3] = [
     ("MIMALLOC_ALLOW_THP", "0"),
     ("MIMALLOC_ARENA_RESERVE", "8MiB"),
     ("MIMALLOC_PURGE_DELAY", "0"),
 ];
 
-/// Where it listens, in the attempt's directory.
+/// The name of its socket, in the attempt's directory.
 pub const SOCKET_FILE: &str = "shim.sock";
 /// The directory of the transcript.
 pub const SPOOL_DIR: &str = "spool";
-/// How it ended.
+/// The file with its report.
 pub const REPORT_FILE: &str = "report";
 
-/// Bytes that may wait for the child to read. A daemon that sends more without waiting for StdinDone has lost count.
+/// Bytes that may wait for the child to read. A daemon that sends more without waiting for
+/// StdinDone violates the protocol.
 pub(crate) const STDIN_QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Versions of the protocol between daemon and shim that this code speaks.
+/// Versions of the protocol between daemon and shim that this code supports.
 pub const LOWEST_VERSION: u32 = 1;
 pub const HIGHEST_VERSION: u32 = 1;
 
-/// Runs as a shim if this process was called as one. Must come before anything that opens a descriptor or starts a
-/// thread.
+/// Runs as a shim if this process was called as one. Must be called before anything opens a
+/// file descriptor or starts a thread.
 pub fn run_if_requested(clock: &Clock) -> Option<ExitCode> {
-    let asked = std::env::args_os()
+    let is_shim = std::env::args_os()
         .nth(1)
         .is_some_and(|first| first == SHIM_ARGUMENT);
-    asked.then(|| run_shim(clock.clone()))
+    is_shim.then(|| run_shim(clock.clone()))
 }
 
-/// Whatever goes wrong in here, no process is left and no report says what did not happen.
+/// Whatever fails here, no process is left and no false report is written.
 fn run_shim(clock: Clock) -> ExitCode {
     let Ok(first) = inherited_state::detach_from_daemon() else {
         return ExitCode::FAILURE;
@@ -102,7 +107,7 @@ fn serve_connection(first: UnixStream, clock: Clock) -> bool {
     }
 }
 
-/// There is no place to work in: all that is left is to say so.
+/// The attempt's directory cannot be used: reports that to the daemon.
 fn report_setup_failure(mut peer: DaemonConnection, error: &std::io::Error, clock: &Clock) {
     let why = disk_failure("set up the attempt's directory", error);
     let report = not_started_report("", EndedBy::Child, why, clock.now());

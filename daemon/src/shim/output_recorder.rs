@@ -1,5 +1,6 @@
-//! The child's output pipes and the transcript that they go to. Nothing that was read is ever dropped while there is
-//! hope: a disk that refuses keeps its chunk in memory, and the child waits at its pipes.
+//! The child's output pipes and the transcript that they are written to. Output that was read
+//! is not dropped while it can still be stored: when the disk refuses a write, its chunk stays
+//! in memory, and the child waits at its pipes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -10,22 +11,23 @@ use rustix::io::{Errno, ioctl_fionread};
 use crate::clock::BootTime;
 use crate::spool::{ChildPipe, LARGEST_CHUNK, SpoolWriter};
 
-/// Unconsumed transcript at which the child has to wait, with a daemon that reads along.
+/// Unconsumed transcript at which the child has to wait, with a connected daemon.
 const UNCONSUMED_MAX_WITH_DAEMON: u64 = 8 * 1024 * 1024;
-/// The same while nobody reads.
+/// The same without a daemon.
 const UNCONSUMED_MAX_ALONE: u64 = 64 * 1024 * 1024;
-/// The same while the child is being ended: one that waits at its pipe could not end by itself.
+/// The same while the child is being ended: a child that waits at its pipe could not exit by
+/// itself.
 const UNCONSUMED_MAX_ENDING: u64 = UNCONSUMED_MAX_ALONE + UNCONSUMED_MAX_WITH_DAEMON;
-/// Between two tries of a disk that refuses.
+/// Between two tries to write to a disk that refused.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How much may be taken in.
+/// How much output may be read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OutputReadMode {
     WithDaemon,
     Alone,
     Ending,
-    /// Nobody is left who could write more: what is in the pipes is all there will be.
+    /// No process is left that could write more: the pipes hold all that there will be.
     Draining,
 }
 
@@ -51,15 +53,15 @@ pub(super) struct OutputRecorder {
     consumed: u64,
 }
 
-/// What nobody will ever read.
+/// Output that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LostOutput {
     pub(super) bytes: u64,
-    /// The disk did not take the first of them, and so the rest was not even read.
+    /// The disk refused the first of these bytes, so the rest was not read.
     pub(super) disk_refused: bool,
 }
 
-/// A chunk at the front of the buffer that the disk has not taken.
+/// A chunk at the front of the buffer that the disk has not stored.
 #[derive(Clone, Copy, Debug)]
 struct UnwrittenChunk {
     kind: ChildPipe,
@@ -82,7 +84,7 @@ impl OutputRecorder {
         }
     }
 
-    /// End of the transcript.
+    /// The end of the transcript.
     pub(super) fn end(&self) -> u64 {
         self.writer.end()
     }
@@ -95,7 +97,7 @@ impl OutputRecorder {
         self.failure.as_ref()
     }
 
-    /// Everything that came is in the transcript, and no more will come.
+    /// All output is in the transcript, and no more will come.
     pub(super) fn is_drained(&self) -> bool {
         self.stdout.is_none() && self.stderr.is_none() && self.unwritten.is_none()
     }
@@ -103,30 +105,31 @@ impl OutputRecorder {
     /// The pipes that should be read now.
     pub(super) fn readable_pipes(
         &self,
-        appetite: OutputReadMode,
+        mode: OutputReadMode,
     ) -> impl Iterator<Item = (ChildPipe, BorrowedFd<'_>)> {
-        let hungry =
-            self.unwritten.is_none() && self.end() - self.consumed < appetite.unconsumed_max();
+        let has_room =
+            self.unwritten.is_none() && self.end() - self.consumed < mode.unconsumed_max();
         let both = [
             (ChildPipe::Stdout, &self.stdout),
             (ChildPipe::Stderr, &self.stderr),
         ];
-        both.into_iter()
-            .filter_map(move |(kind, pipe)| Some((kind, pipe.as_ref().filter(|_| hungry)?.as_fd())))
+        both.into_iter().filter_map(move |(kind, pipe)| {
+            Some((kind, pipe.as_ref().filter(|_| has_room)?.as_fd()))
+        })
     }
 
-    /// One read of one pipe, into the transcript.
+    /// Reads one pipe once, into the transcript.
     pub(super) fn read_pipe(&mut self, kind: ChildPipe, wall_ms: u64, now: BootTime) {
         let pipe = match kind {
             ChildPipe::Stdout => &mut self.stdout,
             ChildPipe::Stderr => &mut self.stderr,
         };
-        // The buffer may hold a chunk that the disk has not taken.
+        // The buffer may contain a chunk that the disk has not stored.
         let Some(fd) = pipe.as_ref().filter(|_| self.unwritten.is_none()) else {
             return;
         };
         match rustix::io::read(fd, &mut self.buffer[..]) {
-            // An unreadable pipe has ended too.
+            // A pipe that cannot be read counts as closed.
             Ok(0) => *pipe = None,
             Ok(length) => {
                 self.unwritten = Some(UnwrittenChunk {
@@ -142,7 +145,7 @@ impl OutputRecorder {
         }
     }
 
-    /// Tries to write a chunk that the disk refused, when it is time to.
+    /// Retries to write a chunk that the disk refused, when it is time.
     pub(super) fn retry_write(&mut self, now: BootTime) {
         if self.retry_at().is_some_and(|at| at <= now) {
             self.write_chunk(now);
@@ -150,7 +153,7 @@ impl OutputRecorder {
     }
 
     pub(super) fn retry_at(&self) -> Option<BootTime> {
-        self.unwritten.as_ref().map(|held| held.retry_at)
+        self.unwritten.as_ref().map(|chunk| chunk.retry_at)
     }
 
     /// The transcript up to here is no longer needed.
@@ -159,36 +162,36 @@ impl OutputRecorder {
         self.writer.discard(self.consumed);
     }
 
-    /// The last try. Returns what is lost for good: what the disk refused, and what is still in pipes that nobody reads
-    /// any more.
+    /// The last try. Returns what is lost: what the disk refused, and what is left in the
+    /// pipes.
     pub(super) fn finish(&mut self, now: BootTime) -> LostOutput {
         self.write_chunk(now);
-        let held = self.unwritten.map_or(0, |held| held.length as u64);
+        let chunk = self.unwritten.map_or(0, |chunk| chunk.length as u64);
         let left = [&self.stdout, &self.stderr].into_iter().flatten();
         let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
         LostOutput {
-            bytes: held + in_pipes,
+            bytes: chunk + in_pipes,
             disk_refused: self.unwritten.is_some(),
         }
     }
 
-    /// Brings the transcript to the disk: worth a try, no more.
+    /// Syncs the transcript if possible.
     pub(super) fn sync(&self) {
         let _ = self.writer.sync();
     }
 
     fn write_chunk(&mut self, now: BootTime) {
-        let Some(held) = &mut self.unwritten else {
+        let Some(chunk) = &mut self.unwritten else {
             return;
         };
-        let bytes = &self.buffer[..held.length];
-        match self.writer.append(held.kind, held.wall_ms, bytes) {
+        let bytes = &self.buffer[..chunk.length];
+        match self.writer.append(chunk.kind, chunk.wall_ms, bytes) {
             Ok(_) => {
                 self.unwritten = None;
                 self.failure = None;
             }
             Err(error) => {
-                held.retry_at = now.after(RETRY_INTERVAL);
+                chunk.retry_at = now.after(RETRY_INTERVAL);
                 self.failure = Some(SpoolFailed {
                     errno: error.raw_os_error().unwrap_or(0),
                     message: error.to_string(),

@@ -1,5 +1,5 @@
-//! Who may speak to a shim: a process of the same user, but nothing that the attempt itself started. An agent that could
-//! renew its own lease would have none.
+//! Which processes may connect to a shim: those of the same user, but none that the attempt
+//! itself started. Otherwise an agent could renew its own lease.
 
 use std::os::unix::net::UnixStream;
 
@@ -8,18 +8,18 @@ use rustix::process::geteuid;
 
 use crate::process::{ATTEMPT_MARKER, environment_variable, read_stat};
 
-/// Longest line of parents that is followed.
+/// The longest chain of parents that is followed.
 const PARENT_CHAIN_MAX: usize = 4096;
-/// How often it is followed anew when somebody in it has died meanwhile.
+/// How often the chain is followed again when a process in it has died meanwhile.
 const PARENT_WALKS_MAX: usize = 16;
 
-/// Whether the process at the other end may. One that cannot be told may not.
+/// Whether the process at the other end may connect. Refused when that cannot be determined.
 pub(super) fn may_connect(stream: &UnixStream, attempt_id: &str) -> bool {
-    let Ok(visitor) = socket_peercred(stream) else {
+    let Ok(peer) = socket_peercred(stream) else {
         return false;
     };
-    let pid = visitor.pid.as_raw_nonzero().get();
-    visitor.uid == geteuid() && !has_attempt_marker(pid, attempt_id) && !is_descendant(pid)
+    let pid = peer.pid.as_raw_nonzero().get();
+    peer.uid == geteuid() && !has_attempt_marker(pid, attempt_id) && !is_descendant(pid)
 }
 
 fn has_attempt_marker(pid: i32, attempt_id: &str) -> bool {
@@ -27,18 +27,19 @@ fn has_attempt_marker(pid: i32, attempt_id: &str) -> bool {
     marker.map_or(true, |marker| marker.as_deref() == Some(attempt_id))
 }
 
-/// Orphans of the attempt are children of the shim, so whatever it started has a line of parents to here.
+/// Orphans of the attempt are children of the shim, so the parents of everything that it
+/// started lead here.
 fn is_descendant(pid: i32) -> bool {
     let walks = (0..PARENT_WALKS_MAX).find_map(|_| descends_from_shim(pid));
     walks.unwrap_or(true)
 }
 
-/// `None` when the line broke while it was followed.
+/// `None` when a process of the chain died meanwhile.
 fn descends_from_shim(pid: i32) -> Option<bool> {
     let own = std::process::id().cast_signed();
     let mut at = pid;
     for _ in 0..PARENT_CHAIN_MAX {
-        // The first process, or a parent in another namespace: the line ends.
+        // The first process, or a parent in another namespace: the chain ends.
         if at == own || at <= 1 {
             return Some(at == own);
         }

@@ -1,5 +1,5 @@
-//! The shim's loop: waits for whatever comes first, judges the time before anything else, then moves what can be
-//! moved. One thread, no runtime; everything is either a fact in here or on the disk.
+//! The shim's loop: waits for the next event, checks the time before anything else, then reads
+//! and writes what it can. One thread, no async runtime; all state is here or on the disk.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,10 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use baton_proto::codes;
-use baton_proto::worker::{
-    EndedBy, FromShim, Greeting, Grown, LeaseKept, Presence, Refused, Report, StdinDone, ToShim,
-    from_shim, to_shim,
-};
+use baton_proto::worker::{EndedBy, Greeting, Refused, Report, ToShim, from_shim, to_shim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -20,19 +17,19 @@ use super::boottime_timer::BoottimeTimer;
 use super::child_process::{ChildProcess, not_started, not_started_report};
 use super::daemon_connection::{ConnectionClosed, DaemonConnection, PendingNotice};
 use super::descendants;
+use super::notices::{ReportedFacts, common_version, notice_message, wrap_message};
 use super::peer_check::may_connect;
-use super::report_delivery;
-use super::report_file::ReportFile;
+use super::report::{self, ReportFile};
 use super::stdin_queue::{StdinQueue, StdinQueueFull};
 use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, SPOOL_DIR};
 use crate::clock::{BootTime, Clock};
 use crate::spool::ChildPipe;
 
-/// Connections that have not greeted yet. Full: the next one waits in the kernel's queue.
+/// Connections without a greeting. Above it the next one waits in the kernel's queue.
 const UNGREETED_MAX: usize = 4;
-/// How long a connection may take to greet.
+/// How long a connection may take to send its greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Messages taken from a connection before the time is looked at again.
+/// Messages that are read from a connection before the time is checked again.
 const MESSAGES_PER_TURN: usize = 32;
 
 #[derive(Debug)]
@@ -41,11 +38,11 @@ pub(super) struct ShimServer {
     timer: BoottimeTimer,
     listener: UnixListener,
     report_file: ReportFile,
-    /// Came, and have not greeted.
+    /// Connections that have not sent a greeting.
     ungreeted: Vec<DaemonConnection>,
-    /// The daemon that is heard. A newer one takes its place.
+    /// The daemon that controls the shim. A newer one displaces it.
     daemon: Option<DaemonConnection>,
-    /// The peer may have said more than was heard.
+    /// The daemon may have sent more messages than were read.
     has_unread_messages: bool,
     state: ShimState,
     reported: ReportedFacts,
@@ -53,10 +50,10 @@ pub(super) struct ShimServer {
 
 #[derive(Debug)]
 enum ShimState {
-    /// Not launched; the child's first input may be here already.
+    /// Not launched; the child's first input may have arrived already.
     Idle(StdinQueue),
     Running(Box<ChildProcess>),
-    /// With the charge that it is the report of, if there ever was one.
+    /// With the child that the report is about, if there was one.
     Ended(Report, Option<Box<ChildProcess>>),
 }
 
@@ -64,17 +61,6 @@ impl Default for ShimState {
     fn default() -> Self {
         Self::Idle(StdinQueue::default())
     }
-}
-
-/// What a connected daemon is told when it changes.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct ReportedFacts {
-    started: bool,
-    end: u64,
-    stdin_done: StdinDone,
-    spool_fails: bool,
-    /// Of the lease.
-    lease_limit: Option<BootTime>,
 }
 
 /// What a wait has found ready.
@@ -90,16 +76,17 @@ enum ReadySource {
 }
 
 impl ShimServer {
-    /// Takes its place in the current directory. `first` is the connection that it was started with.
+    /// Sets up the shim in the current directory. `first` is the connection that it was started
+    /// with.
     pub(super) fn open(first: UnixStream, clock: Clock) -> io::Result<Self> {
-        let place = ReportFile::reserve(Path::new(REPORT_FILE))?;
+        let report_file = ReportFile::reserve(Path::new(REPORT_FILE))?;
         let listener = bind_socket()?;
         let first = DaemonConnection::new(first, clock.now())?;
         Ok(Self {
             timer: BoottimeTimer::new()?,
             clock,
             listener,
-            report_file: place,
+            report_file,
             ungreeted: vec![first],
             daemon: None,
             has_unread_messages: false,
@@ -108,7 +95,7 @@ impl ShimServer {
         })
     }
 
-    /// Runs until the attempt is over and reported.
+    /// Runs until the attempt has ended and is reported.
     pub(super) fn run(mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
@@ -123,18 +110,19 @@ impl ShimServer {
         }
     }
 
-    /// Time first: after a suspend, nothing may be said or taken before the lease was judged.
+    /// Checks the time first: after a suspend nothing may be sent or read before the lease is
+    /// checked.
     fn advance(&mut self) {
         self.state = match std::mem::take(&mut self.state) {
-            ShimState::Running(mut charge) => {
-                charge.advance(&self.clock);
-                match charge.final_report(self.clock.now()) {
-                    Some(report) => ShimState::Ended(report, Some(charge)),
-                    None => ShimState::Running(charge),
+            ShimState::Running(mut child) => {
+                child.advance(&self.clock);
+                match child.final_report(self.clock.now()) {
+                    Some(report) => ShimState::Ended(report, Some(child)),
+                    None => ShimState::Running(child),
                 }
             }
             ShimState::Idle(early) => ShimState::Idle(early),
-            ShimState::Ended(report, charge) => ShimState::Ended(report, charge),
+            ShimState::Ended(report, child) => ShimState::Ended(report, child),
         };
         let now = self.clock.now();
         self.ungreeted
@@ -143,14 +131,14 @@ impl ShimServer {
             && self.daemon.is_none()
             && self.ungreeted.is_empty()
         {
-            self.state = never_launched("the daemon went away before it launched anything", now);
+            self.state = never_launched("the daemon disconnected before it launched anything", now);
         }
     }
 
     fn wait(&mut self) -> io::Result<Vec<ReadySource>> {
         let now = self.clock.now();
-        let charge = match &self.state {
-            ShimState::Running(charge) => charge.next_wake(now),
+        let child = match &self.state {
+            ShimState::Running(child) => child.next_wake(now),
             ShimState::Idle(_) => None,
             ShimState::Ended(..) => Some(now),
         };
@@ -159,10 +147,10 @@ impl ShimServer {
             .iter()
             .map(|peer| peer.connected_at.after(GREETING_TIMEOUT));
         let at_once = self.has_unread_messages.then_some(now);
-        let moments = charge.into_iter().chain(greeting).chain(at_once);
+        let moments = child.into_iter().chain(greeting).chain(at_once);
         self.timer.arm(moments.min())?;
-        let watched = self.poll_sources();
-        let mut fds: Vec<PollFd<'_>> = watched
+        let sources = self.poll_sources();
+        let mut fds: Vec<PollFd<'_>> = sources
             .iter()
             .map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags))
             .collect();
@@ -171,43 +159,43 @@ impl ShimServer {
             tv_nsec: i64::from(wait.subsec_nanos()),
         });
         match poll(&mut fds, timeout.as_ref()) {
-            // A signal: a child of a child may have died.
+            // A signal: a descendant may have died.
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
             polled => polled?,
         };
-        let ready = fds.iter().zip(&watched);
+        let ready = fds.iter().zip(&sources);
         Ok(ready
             .filter(|(fd, _)| !fd.revents().is_empty())
             .map(|(_, (ready, _, _))| *ready)
             .collect())
     }
 
-    /// A pipe that is not to be read is left out: its end would be reported again and again.
+    /// A pipe that must not be read now is left out: its end would be reported again and again.
     fn poll_sources(&self) -> Vec<(ReadySource, BorrowedFd<'_>, PollFlags)> {
         let (read, write) = (PollFlags::IN, PollFlags::OUT);
-        let mut watched = vec![(ReadySource::Timer, self.timer.fd(), read)];
+        let mut sources = vec![(ReadySource::Timer, self.timer.fd(), read)];
         if self.ungreeted.len() < UNGREETED_MAX {
-            watched.push((ReadySource::Listener, self.listener.as_fd(), read));
+            sources.push((ReadySource::Listener, self.listener.as_fd(), read));
         }
         let waiting = self.ungreeted.iter();
-        watched.extend(waiting.map(|peer| (ReadySource::Ungreeted, peer.fd(), read)));
+        sources.extend(waiting.map(|peer| (ReadySource::Ungreeted, peer.fd(), read)));
         if let Some(peer) = &self.daemon {
             let flags = if peer.has_unsent() {
                 read | write
             } else {
                 read
             };
-            watched.push((ReadySource::Daemon, peer.fd(), flags));
+            sources.push((ReadySource::Daemon, peer.fd(), flags));
         }
-        if let ShimState::Running(charge) = &self.state {
-            let appetite = charge.read_mode(self.daemon.is_some());
-            let pipes = charge.recorder.readable_pipes(appetite);
-            watched.extend(pipes.map(|(kind, fd)| (ReadySource::Output(kind), fd, read)));
-            watched.extend(charge.exit_fd().map(|fd| (ReadySource::Exit, fd, read)));
-            let stdin = charge.stdin.writable_pipe();
-            watched.extend(stdin.map(|fd| (ReadySource::Stdin, fd, write)));
+        if let ShimState::Running(child) = &self.state {
+            let mode = child.read_mode(self.daemon.is_some());
+            let pipes = child.recorder.readable_pipes(mode);
+            sources.extend(pipes.map(|(kind, fd)| (ReadySource::Output(kind), fd, read)));
+            sources.extend(child.exit_fd().map(|fd| (ReadySource::Exit, fd, read)));
+            let stdin = child.stdin.writable_pipe();
+            sources.extend(stdin.map(|fd| (ReadySource::Stdin, fd, write)));
         }
-        watched
+        sources
     }
 
     fn handle_ready(&mut self, ready: &[ReadySource]) {
@@ -220,7 +208,7 @@ impl ShimServer {
                 ReadySource::Listener => self.accept_connection(),
                 ReadySource::Ungreeted => self.read_greetings(),
                 ReadySource::Daemon => self.has_unread_messages |= self.read_daemon_messages(),
-                // Waiting for the dead is part of tending.
+                // Reaping is part of `advance`.
                 ReadySource::Exit => {}
                 ReadySource::Stdin => self.write_stdin(),
                 ReadySource::Output(kind) => self.record_output(*kind),
@@ -229,26 +217,26 @@ impl ShimServer {
     }
 
     fn record_output(&mut self, kind: ChildPipe) {
-        if let ShimState::Running(charge) = &mut self.state {
+        if let ShimState::Running(child) = &mut self.state {
             let wall_ms = self.clock.wall_ms();
-            charge.recorder.read_pipe(kind, wall_ms, self.clock.now());
+            child.recorder.read_pipe(kind, wall_ms, self.clock.now());
         }
     }
 
     fn write_stdin(&mut self) {
-        if let ShimState::Running(charge) = &mut self.state {
-            charge.stdin.write_pending();
+        if let ShimState::Running(child) = &mut self.state {
+            child.stdin.write_pending();
         }
     }
 
-    /// Lets a connection in if it may be heard. One that may not is closed without a word.
+    /// Accepts a connection if it is permitted. Others are closed without a message.
     fn accept_connection(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
         let attempt_id = match &self.state {
-            ShimState::Running(charge) => charge.attempt_id.as_str(),
-            // There is nothing yet, or no longer, that could disguise itself.
+            ShimState::Running(child) => child.attempt_id.as_str(),
+            // No process of the attempt exists that could connect.
             ShimState::Idle(_) | ShimState::Ended(..) => "",
         };
         if may_connect(&stream, attempt_id)
@@ -258,7 +246,7 @@ impl ShimServer {
         }
     }
 
-    /// Hears the first message of those who have not greeted.
+    /// Reads the first message of connections without a greeting.
     fn read_greetings(&mut self) {
         for mut peer in std::mem::take(&mut self.ungreeted) {
             match peer.read_message() {
@@ -273,7 +261,7 @@ impl ShimServer {
 
     fn attach_daemon(&mut self, mut peer: DaemonConnection, greeting: &Greeting) {
         if let Some(version) = common_version(greeting) {
-            // What the one before said last counts, even if it died of it.
+            // The last messages of the previous daemon count, even if it has died.
             for _ in 0..MESSAGES_PER_TURN {
                 if !self.read_daemon_messages() {
                     break;
@@ -292,7 +280,8 @@ impl ShimServer {
         }
     }
 
-    /// Hears the daemon. True when it may have said more than was heard, which no wait would tell.
+    /// Reads the daemon's messages. True when there may be more, for which `poll` would not
+    /// return.
     fn read_daemon_messages(&mut self) -> bool {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(peer) = &mut self.daemon else {
@@ -307,7 +296,7 @@ impl ShimServer {
         true
     }
 
-    /// An arm that this version does not know is ignored.
+    /// A message that this version does not know is ignored.
     fn on_message(&mut self, message: ToShim) {
         let Some(message) = message.message else {
             return;
@@ -317,8 +306,8 @@ impl ShimServer {
                 let early = std::mem::take(early);
                 self.state = self.on_idle_message(message, early);
             }
-            ShimState::Running(charge) => {
-                if charge.on_message(message, self.clock.now()) == Err(StdinQueueFull) {
+            ShimState::Running(child) => {
+                if child.on_message(message, self.clock.now()) == Err(StdinQueueFull) {
                     self.daemon = None;
                 }
             }
@@ -333,7 +322,7 @@ impl ShimServer {
             to_shim::Message::Launch(launch) => {
                 let id = launch.attempt_id.clone();
                 match ChildProcess::launch(launch, early, Path::new(SPOOL_DIR), now) {
-                    Ok(charge) => ShimState::Running(Box::new(charge)),
+                    Ok(child) => ShimState::Running(Box::new(child)),
                     Err(why) => {
                         ShimState::Ended(not_started_report(&id, EndedBy::Child, why, now), None)
                     }
@@ -346,7 +335,7 @@ impl ShimServer {
                 ShimState::Idle(early)
             }
             to_shim::Message::Stop(_) => {
-                never_launched("it was stopped before it was launched", now)
+                never_launched("the attempt was stopped before it was launched", now)
             }
             to_shim::Message::Greeting(_)
             | to_shim::Message::Lease(_)
@@ -354,40 +343,16 @@ impl ShimServer {
         }
     }
 
-    /// What changed since the last time is owed to whoever is connected.
+    /// Queues a notice to the connected daemon for everything that has changed.
     fn queue_notices(&mut self) {
-        let ShimState::Running(charge) = &self.state else {
+        let ShimState::Running(child) = &self.state else {
             return;
         };
-        let facts = ReportedFacts {
-            started: true,
-            end: charge.recorder.end(),
-            stdin_done: charge.stdin.done(),
-            spool_fails: charge.recorder.failure().is_some(),
-            lease_limit: Some(charge.lifecycle.lease().limit),
-        };
-        let changes = [
-            (
-                PendingNotice::Started,
-                facts.started != self.reported.started,
-            ),
-            (
-                PendingNotice::StdinDone,
-                facts.stdin_done != self.reported.stdin_done,
-            ),
-            (
-                PendingNotice::SpoolFailed,
-                facts.spool_fails && !self.reported.spool_fails,
-            ),
-            (
-                PendingNotice::LeaseKept,
-                facts.lease_limit != self.reported.lease_limit,
-            ),
-            (PendingNotice::Grown, facts.end != self.reported.end),
-        ];
+        let facts = ReportedFacts::of_child(child);
+        let changes = facts.changes_since(&self.reported);
         if let Some(peer) = &mut self.daemon {
-            for (owed, _) in changes.into_iter().filter(|(_, changed)| *changed) {
-                peer.queue_notice(owed);
+            for notice in changes {
+                peer.queue_notice(notice);
             }
         }
         self.reported = facts;
@@ -396,48 +361,52 @@ impl ShimServer {
     fn send_notices(&mut self) {
         while let Some(peer) = &mut self.daemon {
             peer.flush();
-            let Some(owed) = peer.next_notice() else {
+            let Some(notice) = peer.next_notice() else {
                 return;
             };
-            if let Some(message) = notice_message(owed, &self.state, peer.version) {
+            let child = match &self.state {
+                ShimState::Running(child) => Some(&**child),
+                ShimState::Idle(_) | ShimState::Ended(..) => None,
+            };
+            if let Some(message) = notice_message(notice, child, peer.version) {
                 peer.push_message(&wrap_message(message));
             }
         }
     }
 
-    /// The report goes to the disk first: it is the one truth. Then to the daemon. Whoever is left is pursued until it is
-    /// gone, which nobody waits for.
+    /// The report is written to the disk first, because only that one counts, and then sent to
+    /// the daemon. Processes that are left are killed afterwards, which nothing waits for.
     fn finish(mut self) -> io::Result<()> {
         self.send_notices();
         let Self {
             clock,
             listener,
-            report_file: place,
+            report_file,
             daemon: peer,
             state,
             ..
         } = self;
-        let ShimState::Ended(report, charge) = state else {
+        let ShimState::Ended(final_report, child) = state else {
             return Ok(());
         };
-        let kept = report_delivery::store_report(&place, &report, || {
-            report_delivery::close_listener(listener);
-            if let Some(charge) = &charge {
-                charge.recorder.sync();
+        let stored = report::store_report(&report_file, &final_report, || {
+            report::close_listener(listener);
+            if let Some(child) = &child {
+                child.recorder.sync();
             }
         });
-        let is_empty = report.empty;
+        let is_empty = final_report.empty;
         if let Some(peer) = peer {
-            report_delivery::send_report(peer, report, &clock);
+            report::send_report(peer, final_report, &clock);
         }
         if !is_empty {
             descendants::kill_all_descendants();
         }
-        kept
+        stored
     }
 }
 
-/// Nothing was launched, and nothing will be.
+/// Ends the shim without a launch.
 fn never_launched(why: &str, now: BootTime) -> ShimState {
     let not_started = not_started(codes::SPAWN_FAILED, &why);
     ShimState::Ended(
@@ -446,73 +415,8 @@ fn never_launched(why: &str, now: BootTime) -> ShimState {
     )
 }
 
-fn wrap_message(message: from_shim::Message) -> FromShim {
-    FromShim {
-        message: Some(message),
-    }
-}
-
-/// The highest version that both speak.
-fn common_version(greeting: &Greeting) -> Option<u32> {
-    let highest = greeting.highest_version.min(HIGHEST_VERSION);
-    (highest >= greeting.lowest_version.max(LOWEST_VERSION)).then_some(highest)
-}
-
-/// The newest word on what is owed.
-fn notice_message(
-    owed: PendingNotice,
-    state: &ShimState,
-    version: u32,
-) -> Option<from_shim::Message> {
-    use from_shim::Message;
-    let ShimState::Running(charge) = state else {
-        return match owed {
-            PendingNotice::Presence => Some(Message::Presence(presence(version, None))),
-            PendingNotice::Started
-            | PendingNotice::StdinDone
-            | PendingNotice::SpoolFailed
-            | PendingNotice::LeaseKept
-            | PendingNotice::Grown => None,
-        };
-    };
-    Some(match owed {
-        PendingNotice::Presence => Message::Presence(presence(version, Some(charge))),
-        PendingNotice::Started => Message::Started(charge.started()),
-        PendingNotice::StdinDone => Message::StdinDone(charge.stdin.done()),
-        PendingNotice::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
-        PendingNotice::LeaseKept => Message::LeaseKept(LeaseKept {
-            limit_ms: charge.lifecycle.lease().limit.as_millis(),
-        }),
-        PendingNotice::Grown => Message::Grown(Grown {
-            end: charge.recorder.end(),
-        }),
-    })
-}
-
-fn presence(version: u32, charge: Option<&ChildProcess>) -> Presence {
-    let own = Presence {
-        version,
-        shim_pid: std::process::id().cast_signed(),
-        says_lease_kept: true,
-        ..Presence::default()
-    };
-    let Some(charge) = charge else {
-        return own;
-    };
-    Presence {
-        attempt_id: charge.attempt_id.clone(),
-        started: Some(charge.started()),
-        transcript_end: charge.recorder.end(),
-        consumed: charge.recorder.consumed(),
-        stdin_done: charge.stdin.done().id,
-        lease: Some(super::lease_message::to_message(charge.lifecycle.lease())),
-        token: charge.token.clone(),
-        spool_failed: charge.recorder.failure().cloned(),
-        ..own
-    }
-}
-
-/// Only the owner may connect. The path is relative: an absolute one may be longer than a socket's can be.
+/// Only the owner may connect. The path is relative, because an absolute one may be too long
+/// for a socket.
 fn bind_socket() -> io::Result<UnixListener> {
     let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
     let listener = UnixListener::bind(SOCKET_FILE);

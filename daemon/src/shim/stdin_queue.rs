@@ -1,5 +1,5 @@
-//! What the child is given on its standard input: whole messages in their order, each at most once, whoever sends
-//! them and however often.
+//! The child's stdin: complete messages in their order, each at most once, whichever daemon
+//! sends them and however often.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,24 +14,25 @@ use super::STDIN_QUEUE_BYTES_MAX as WAITING;
 pub(super) struct StdinQueue {
     pipe: StdinPipe,
     queue: VecDeque<Stdin>,
-    /// Highest id that was ever taken; it is never taken again.
+    /// The highest id that was ever accepted; it is never accepted again.
     last_taken_id: u64,
     last_done_id: u64,
     refused: bool,
-    /// The child is being ended: stdin stays open, so that half a message is not taken for a whole one.
+    /// The child is being ended: stdin stays open, so that half a message is not taken for a
+    /// whole one.
     stopped: bool,
 }
 
 #[derive(Debug, Default)]
 enum StdinPipe {
-    /// There is no child yet; what comes is kept for it.
+    /// There is no child yet; messages are kept for it.
     #[default]
     NotAttached,
     Open(OwnedFd),
     Closed,
 }
 
-/// More waits than may.
+/// More bytes wait than are allowed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StdinQueueFull;
 
@@ -41,7 +42,7 @@ impl StdinQueue {
         self.pipe = StdinPipe::Open(pipe);
     }
 
-    /// One that was taken before is ignored.
+    /// A message that was accepted before is ignored.
     pub(super) fn push(&mut self, message: Stdin) -> Result<(), StdinQueueFull> {
         if message.id <= self.last_taken_id {
             return Ok(());
@@ -55,7 +56,7 @@ impl StdinQueue {
         Ok(())
     }
 
-    /// Writes what the pipe takes. True when a message was done by it.
+    /// Writes what the pipe accepts. True when a message was completed.
     pub(super) fn write_pending(&mut self) -> bool {
         let before = self.last_done_id;
         while !self.stopped
@@ -70,7 +71,7 @@ impl StdinQueue {
             match written {
                 Ok(length) => message.data.advance(length),
                 Err(Errno::AGAIN | Errno::INTR) => break,
-                // A closed pipe is the child's right; any other error ends the writing all the same.
+                // The child may close its stdin; any other error ends the writing too.
                 Err(_) => {
                     self.close_refused();
                     break;
@@ -83,7 +84,7 @@ impl StdinQueue {
         self.last_done_id > before
     }
 
-    /// No more is written.
+    /// Nothing more is written.
     pub(super) fn stop(&mut self) {
         self.stopped = true;
     }

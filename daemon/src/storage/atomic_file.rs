@@ -1,4 +1,4 @@
-//! Small files that are there whole or not at all: written beside, synced, and put in place.
+//! Small files that are replaced atomically: written beside the old one, synced, and renamed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Replaces `dir/name`, so that it survives the machine.
+/// Replaces `dir/name` and syncs it, so that it survives a power failure.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     let path = dir.join(name);
     let draft = path.with_extension("new");
@@ -18,14 +18,15 @@ pub(crate) fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// The whole of a regular file. What would make its reader wait, as a pipe without a writer, is refused at once.
+/// The contents of a regular file. A file that would block its reader, such as a pipe without a
+/// writer, is refused at once.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// To read; for regular files only.
+/// Opens a regular file for reading.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new()
@@ -39,7 +40,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// An empty file that only this user may read.
+/// Creates an empty file that only this user may read.
 pub(crate) fn open_private(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .create(true)

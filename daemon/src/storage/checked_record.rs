@@ -1,24 +1,25 @@
-//! Records in files that can tell whether they are whole: length, checksum of the length, checksum of the message, message. The
-//! length has a checksum of its own, so that a flipped bit in it is not taken for the torn end of a file. Pure.
+//! Records in files with checksums: length, checksum of the length, checksum of the message,
+//! message. The length has its own checksum, so that a flipped bit in it is not taken for the
+//! torn end of a file. Pure.
 
 use prost::Message;
 
 /// Length, its checksum, the message's checksum: big endian.
 pub(crate) const HEADER_BYTES: usize = 12;
-/// Longest message. The largest frame is 2 MiB; a snapshot of a talk may hold one such message as text inside text, which every
-/// quote and backslash makes longer.
+/// The longest message. The largest frame is 2 MiB; the snapshot of an agent session may
+/// contain one such message as escaped text, which every quote and backslash makes longer.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What stands at a place of a file.
+/// What is at a position of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckedRead<'a> {
-    /// A whole message, and where the next record begins.
+    /// A complete message, and where the next record begins.
     Whole { message: &'a [u8], next: usize },
     /// The end of the file.
     End,
-    /// A record that was not written to its end.
+    /// A record that was not written completely.
     Torn,
-    /// A record of full length whose bytes are not what was written. `is_last`: nothing follows it.
+    /// A record of full length with wrong contents. `is_last`: nothing follows it.
     Damaged { is_last: bool },
 }
 
@@ -41,25 +42,25 @@ pub(crate) fn append_record(message: &impl Message, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Looks at the record that begins at `at`.
+/// Reads the record that begins at `at`.
 pub(crate) fn read_record(file: &[u8], at: usize) -> CheckedRead<'_> {
     let rest = file.get(at..).unwrap_or_default();
     if rest.is_empty() {
         return CheckedRead::End;
     }
-    // A file system may have made the file longer and not come to the bytes.
+    // A file system may have extended the file without writing the bytes.
     if rest.iter().all(|byte| *byte == 0) {
         return CheckedRead::Torn;
     }
     let Some((header, body)) = rest.split_at_checked(HEADER_BYTES) else {
         return CheckedRead::Torn;
     };
-    let word = |from: usize| {
-        let mut word = [0; 4];
-        word.copy_from_slice(&header[from..from + 4]);
-        word
+    let header_number = |from: usize| {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&header[from..from + 4]);
+        bytes
     };
-    let (number, number_crc, crc) = (word(0), word(4), word(8));
+    let (number, number_crc, crc) = (header_number(0), header_number(4), header_number(8));
     let length = usize::try_from(u32::from_be_bytes(number)).unwrap_or(usize::MAX);
     if crc32fast::hash(&number).to_be_bytes() != number_crc || length > MESSAGE_BYTES_MAX {
         return CheckedRead::Damaged { is_last: false };

@@ -1,7 +1,9 @@
-//! What this daemon knows of conversations: the agent's own id of each, so that the next turn can go on with it.
+//! The conversations of this daemon: the agent's own id of each, so that the next turn can
+//! continue it.
 //!
-//! Small and bounded: the oldest are forgotten. Names of people are nowhere in it; the relay's key is the name of a
-//! file. Changes are handed to the thread that writes, ahead of the frame that tells the end of the turn.
+//! Small and bounded: the oldest are dropped. It contains no names of people; the file name is
+//! the relay's key. Changes are passed to the writer thread before the frame that reports the
+//! end of the turn.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,16 +18,16 @@ use tracing::warn;
 use crate::agents::{TokenCounts, TurnUsage};
 use crate::storage::atomic_file;
 
-/// Conversations that are remembered.
+/// The most conversations that are stored.
 const CONVERSATIONS_MAX: usize = 2_000;
 const CONVERSATIONS_DIR: &str = "conversations";
 
-/// Of one conversation of one tenant, made by the relay.
+/// The key of one conversation of one tenant, created by the relay.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConversationFileKey(String);
 
 impl ConversationFileKey {
-    /// None without a conversation, and for what is no key.
+    /// `None` without a conversation, and for bytes that are not a key.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let hex = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         (bytes.len() == 32).then(|| Self(hex()))
@@ -43,19 +45,19 @@ impl fmt::Display for ConversationFileKey {
     }
 }
 
-/// A turn's place: which conversation, with which agent.
+/// A conversation and the agent of its turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConversationTurn {
     pub(crate) key: ConversationFileKey,
     pub(crate) agent: String,
 }
 
-/// What is known of a conversation.
+/// A stored conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KnownConversation {
     agent: String,
     pub(crate) agent_session_id: String,
-    /// By all its turns, as far as the agent said.
+    /// The tokens of all its turns, as far as the agent reported them.
     pub(crate) used: Option<TokenCounts>,
     used_at_ms: u64,
 }
@@ -75,7 +77,7 @@ impl KnownConversation {
 #[derive(Debug, Default)]
 pub(crate) struct ConversationStore {
     by_key: BTreeMap<ConversationFileKey, KnownConversation>,
-    /// What the disk does not know yet; the newest form of each.
+    /// Changes that are not on the disk yet; the latest of each conversation.
     unsaved: BTreeMap<ConversationFileKey, Option<String>>,
 }
 
@@ -97,9 +99,9 @@ impl ConversationStore {
                 Ok(Ok(known)) => {
                     conversations.by_key.insert(key, known);
                 }
-                // As good as never heard of: the next turn begins anew.
+                // Treated as unknown: the next turn begins a new conversation.
                 Ok(Err(_)) | Err(_) => {
-                    warn!(conversation = %key, "a kept conversation cannot be read")
+                    warn!(conversation = %key, "a stored conversation cannot be read")
                 }
             }
         }
@@ -107,13 +109,13 @@ impl ConversationStore {
         Ok(conversations)
     }
 
-    /// What the next turn of this agent can go on with.
+    /// The conversation that the next turn of this agent can continue.
     pub(crate) fn find(&self, conversing: &ConversationTurn) -> Option<&KnownConversation> {
         let known = self.by_key.get(&conversing.key)?;
         (known.agent == conversing.agent).then_some(known)
     }
 
-    /// A turn is over, and this is what the agent calls the conversation now.
+    /// A turn has ended with this agent session id.
     pub(crate) fn record_turn(
         &mut self,
         conversing: &ConversationTurn,
@@ -125,7 +127,7 @@ impl ConversationStore {
             Some(known) if known.agent_session_id == agent_session_id => known.used,
             Some(_) | None => Some(TokenCounts::default()),
         };
-        // What a turn used that did not say so is counted with the next one that does.
+        // Usage that a turn did not report is counted with the next one that does.
         let this = usage.map(|usage| usage.tokens).unwrap_or_default();
         let used = before.map(|before| before.plus(this));
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -141,7 +143,7 @@ impl ConversationStore {
         self.remove_oldest();
     }
 
-    /// The agent does not know it any more.
+    /// The agent cannot resume the conversation any more.
     pub(crate) fn remove(&mut self, key: &ConversationFileKey) {
         if self.by_key.remove(key).is_some() {
             self.unsaved.insert(key.clone(), None);
@@ -172,7 +174,7 @@ impl ConversationStore {
 #[derive(Debug)]
 pub(crate) struct ConversationChange {
     key: ConversationFileKey,
-    /// None: it is forgotten.
+    /// `None`: the conversation is removed.
     text: Option<String>,
 }
 

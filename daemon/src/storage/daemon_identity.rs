@@ -1,5 +1,6 @@
-//! Who this daemon is: the id that the relay minted for it, kept in the data directory; a fresh id for
-//! each process; the kernel's boot id. Also holds the directory's lock: one running daemon per directory.
+//! The daemon's identity: the id that the relay assigned, stored in the data directory; a new
+//! id for each process; the kernel's boot id. Also owns the directory's lock: one running
+//! daemon per directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,9 +21,9 @@ pub(crate) struct DaemonIdentity {
     /// Empty until the first Welcome.
     daemon_id: String,
     pub(crate) instance_id: String,
-    /// Never empty: without it nobody could tell a reboot from a restart.
+    /// Never empty: without it a reboot would look like a restart.
     pub(crate) boot_id: String,
-    /// Released by the kernel when the process ends, however it ends.
+    /// Released by the kernel when the process ends.
     lock: File,
 }
 
@@ -37,7 +38,7 @@ pub enum IdentityError {
          running work for dead"
     )]
     BootId { path: PathBuf, source: io::Error },
-    #[error("cannot keep the daemon's id in {path}: {source}")]
+    #[error("cannot store the daemon's id in {path}: {source}")]
     Store { path: PathBuf, source: io::Error },
 }
 
@@ -76,7 +77,7 @@ impl DaemonIdentity {
         &self.daemon_id
     }
 
-    /// Keeps the id that the relay gave: on disk first, whole or not at all.
+    /// Stores the id that the relay assigned, atomically and before it is used.
     pub(crate) fn store_daemon_id(&mut self, daemon_id: &str) -> Result<(), IdentityError> {
         if daemon_id.is_empty() || daemon_id == self.daemon_id {
             return Ok(());
@@ -106,7 +107,8 @@ fn read_boot_id(path: &Path) -> Result<String, IdentityError> {
 
 impl Drop for DaemonIdentity {
     fn drop(&mut self) {
-        // Closing alone is not enough: a child between fork and exec holds a copy of the descriptor.
+        // Closing alone is not enough: a child between fork and exec has a copy of the
+        // descriptor.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }

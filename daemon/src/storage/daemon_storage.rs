@@ -1,5 +1,5 @@
-//! What a daemon keeps in its data directory beside its identity: the attempts, conversations, and which relays are of
-//! the past.
+//! What a daemon stores in its data directory beside its identity: attempts, conversations, and
+//! which relays were replaced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub enum StorageError {
     #[error("cannot use {}: {source}", path.display())]
     Directory { path: PathBuf, source: io::Error },
     #[error(
-        "{} is damaged: {message}; it tells which relays were replaced. Remove it only if no old relay can answer any more",
+        "{} is damaged: {message}; it records which relays were replaced. Remove it only if no old relay can answer any more",
         path.display()
     )]
     Epochs { path: PathBuf, message: String },
@@ -55,7 +55,7 @@ impl DaemonStorage {
     }
 }
 
-/// What is free for this process on the disk that holds `dir`.
+/// The space that is free for this process on the disk of `dir`.
 pub(crate) fn measure_free_space(dir: &Path) -> io::Result<FreeSpace> {
     let disk = rustix::fs::statvfs(dir)?;
     Ok(FreeSpace {

@@ -1,6 +1,7 @@
-//! Everything the daemon keeps in its data directory: identity and lock, attempt directories, conversations, relay epochs.
-//! Also the file primitives they share: atomic replacement, checksummed records, private sockets.
-//! Must not remove anything but files it knows by name, and must not know frames or the stream.
+//! Everything that the daemon stores in its data directory: identity and lock, attempt
+//! directories, conversations, relay epochs. Also the shared file primitives: atomic
+//! replacement, checksummed records, private sockets. It must remove only files that it knows
+//! by name, and must not use frames or the stream.
 
 pub(crate) mod atomic_file;
 pub(crate) mod attempt_dir;

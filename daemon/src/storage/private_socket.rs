@@ -1,5 +1,5 @@
-//! Unix sockets in directories of this user's own. A socket's name may have 107 bytes and a data directory's may have more, so
-//! both ends go by way of a descriptor of the directory.
+//! Unix sockets in private directories. A socket's path is limited to 107 bytes and a data
+//! directory's may be longer, so both ends use a file descriptor of the directory.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, open};
 
-/// The directory is this process's own, so a socket that lies there is a leftover.
+/// The directory belongs to this process, so an existing socket in it is a leftover.
 pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<UnixListener> {
     let path = dir.join(name);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let held = open_dir(dir)?;
-    let listener = UnixListener::bind(descriptor_path(&held, name))?;
+    let dir_fd = open_dir(dir)?;
+    let listener = UnixListener::bind(descriptor_path(&dir_fd, name))?;
     fs::set_permissions(&path, Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -29,7 +29,7 @@ pub(crate) fn open_dir(path: &Path) -> io::Result<File> {
     Ok(open(path, flags, Mode::empty()).map(File::from)?)
 }
 
-/// The same place under a name that is short enough, while `dir` is open.
+/// The same file under a short path, while `dir` is open.
 pub(crate) fn descriptor_path(dir: &File, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

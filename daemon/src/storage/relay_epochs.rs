@@ -1,6 +1,7 @@
-//! Which relay may give orders. Within one incarnation of the relay's data a lower epoch is a relay that was replaced; an
-//! incarnation that another one followed is data that was restored over. The decision is pure; a small file keeps what it
-//! rests on, so that a restarted daemon still refuses a relay of the past.
+//! Decides which relay may give orders. Within one incarnation of the relay's data a lower
+//! epoch belongs to a relay that was replaced; an incarnation that was followed by another one
+//! is data that was replaced by a restore. The decision is pure; a small file stores its state,
+//! so that a restarted daemon still refuses replaced relays.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -12,7 +13,7 @@ use crate::storage::daemon_storage::StorageError;
 
 /// In the data directory.
 pub(crate) const RELAY_EPOCHS_FILE: &str = "relay-epochs";
-/// Incarnations that are remembered as over. A restore is rare.
+/// The most incarnations that are remembered as ended. A restore is rare.
 const ENDED_INCARNATIONS_MAX: usize = 64;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -25,7 +26,7 @@ pub(crate) struct RelayEpochs {
 }
 
 impl RelayEpochs {
-    /// Takes note of a frame's origin. False: it comes from a relay of the past.
+    /// Records the origin of a frame. False: it comes from a replaced relay.
     pub(crate) fn admit(&mut self, incarnation: &str, epoch: u64) -> bool {
         if self.over.iter().any(|over| over == incarnation) {
             return false;
@@ -55,7 +56,7 @@ impl RelayEpochs {
         self.epoch
     }
 
-    /// The disk did not take it, and may now.
+    /// The disk did not store the state before, and may now.
     pub(crate) fn mark_unsaved(&mut self) {
         self.is_unsaved = !self.incarnation.is_empty();
     }
@@ -64,7 +65,7 @@ impl RelayEpochs {
         self.is_unsaved
     }
 
-    /// What the file should say, once after each change.
+    /// The contents of the file, once after each change.
     pub(crate) fn take_unsaved(&mut self) -> Option<String> {
         std::mem::take(&mut self.is_unsaved)
             .then(|| toml::to_string(self).ok())
@@ -72,7 +73,7 @@ impl RelayEpochs {
     }
 }
 
-/// What an earlier run of this daemon had seen.
+/// The state that an earlier run of this daemon stored.
 pub(crate) fn read_relay_epochs(data_dir: &Path) -> Result<RelayEpochs, StorageError> {
     let path = data_dir.join(RELAY_EPOCHS_FILE);
     match std::fs::read_to_string(&path) {

@@ -1,35 +1,41 @@
-//! The last words of an attempt: which frame ends it, what replaces that frame when the relay refuses it or
-//! wants none of it.
+//! How an attempt ends: which terminal frame is sent, and what replaces that frame when the relay
+//! refuses it or accepts only a receipt.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{LossCause, TerminationReceipt};
 use tracing::warn;
 
-use super::{REPLAY_INTERVAL_MIN, ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
-use crate::agents::{AttemptVerdict, FinalAgentUsage, judge_with_finish};
+use super::{StopReason, SupervisedAttempt, SupervisedStage};
+use crate::agents::{AttemptVerdict, DispatchRefusal, FinalAgentUsage, judge_with_finish};
 use crate::attempt::{AttemptEnding, EndCause};
 use crate::clock::Clock;
 use crate::frames::{self, ControlFrame, TerminalFields};
 
 impl SupervisedAttempt {
-    /// The relay says that it has no right to go on: kill, drop its frames, send a receipt.
+    /// The relay reports that the attempt may not go on: kill its processes, drop its frames, send
+    /// a receipt.
     pub(crate) fn fence(&mut self, clock: &Clock) {
         match &self.stage {
-            // Nothing is left to kill, and its last word may be a result that is still wanted.
-            SupervisedStage::Running(reins) if reins.reach == ShimReach::Ended => {}
+            // No process is left to kill, and the terminal frame may be a result that the relay
+            // still accepts.
+            SupervisedStage::Running(running) if running.has_ended() => {}
             SupervisedStage::Running(_) => {
-                self.outbox.discard_unacked();
-                self.drop_waiting_calls();
-                self.order_stop(StopReason::Fenced, clock.now().after(self.cleanup_term));
+                self.outbox.queue_mut().discard_unacked();
+                self.tool_calls.drop_waiting();
+                let kill_at = clock.now().after(self.lease.cleanup_term());
+                self.order_stop(StopReason::Fenced, kill_at);
             }
             SupervisedStage::Accepted { .. } => {
-                self.outbox.discard_unacked();
+                self.outbox.queue_mut().discard_unacked();
                 self.stop_reason = Some(StopReason::Fenced);
                 let receipt = frames::no_process_receipt(clock.wall());
                 self.finish_with_frame(Body::Receipt(receipt.clone()), receipt, clock);
             }
-            // Its last word is the receipt, and may be a result that is still wanted.
-            SupervisedStage::Finished { .. } => self.outbox.drop_all_but_last_control(),
+            // The terminal frame contains the receipt, and may be a result that the relay still
+            // accepts.
+            SupervisedStage::Finished { .. } => {
+                self.outbox.queue_mut().drop_all_but_last_control();
+            }
         }
     }
 
@@ -37,52 +43,50 @@ impl SupervisedAttempt {
         if matches!(ending.cause, EndCause::LeaseEnded) {
             self.raise_stop_reason(StopReason::LeaseEnded);
         }
-        let verdict = judge_with_finish(ending, self.agent_finish.as_ref());
+        let verdict = judge_with_finish(ending, self.tool_calls.finish());
         let mut receipt = frames::termination_receipt(ending, clock.wall());
         if verdict == AttemptVerdict::Stopped {
             let loss = self.loss_cause(&ending.cause);
             receipt.loss = loss.into();
             self.log_loss(loss);
         }
-        let only_receipt = Body::Receipt(receipt.clone());
-        let untold = if matches!(ending.cause, EndCause::NeverLaunched) {
-            let why = "the daemon died before it launched anything";
-            frames::released(why, receipt.clone())
+        let body = if self.stop_reason == Some(StopReason::Fenced) {
+            self.outbox.queue_mut().discard_unacked();
+            Body::Receipt(receipt.clone())
         } else {
-            only_receipt.clone()
+            let fields = self.terminal_fields(receipt.clone());
+            frames::terminal_frame(&verdict, ending, fields)
+                .unwrap_or_else(|| self.stopped_frame(ending, &receipt))
         };
-        let closing = self.terminal_fields(receipt.clone());
-        let body = match self.stop_reason {
-            Some(StopReason::Fenced) => {
-                self.outbox.discard_unacked();
-                only_receipt
-            }
-            Some(StopReason::LeaseEnded | StopReason::Drained) | None => {
-                frames::terminal_frame(&verdict, ending, closing).unwrap_or(untold)
-            }
-            Some(StopReason::DiskFull) => {
-                let own = self.terminal_fields(receipt.clone());
-                frames::terminal_frame(&verdict, ending, own)
-                    .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
-            }
-            Some(StopReason::TooLong) => {
-                let own = self.terminal_fields(receipt.clone());
-                frames::terminal_frame(&verdict, ending, own)
-                    .unwrap_or_else(|| frames::too_long(&ending.stderr_tail, closing))
-            }
-            Some(StopReason::Canceled(reason)) => {
-                let own = self.terminal_fields(receipt.clone());
-                frames::terminal_frame(&verdict, ending, own)
-                    .unwrap_or_else(|| frames::canceled(reason, &reported_usage(ending), closing))
-            }
-        };
-        let within_lease = ending
-            .child_ended
-            .map_or_else(|| self.is_within_lease(clock), |ended| ended.within_lease);
+        let within_lease = ending.child_ended.map_or_else(
+            || self.lease.is_valid(clock.now()),
+            |ended| ended.within_lease,
+        );
         self.finish_observed(body, receipt, within_lease, clock);
     }
 
-    /// Why there is no result, where the relay does not know it: what it has ordered itself it knows.
+    /// The terminal frame of an attempt that was ordered to stop before it had an outcome.
+    fn stopped_frame(&self, ending: &AttemptEnding, receipt: &TerminationReceipt) -> Body {
+        let fields = self.terminal_fields(receipt.clone());
+        match self.stop_reason {
+            Some(StopReason::Canceled(reason)) => {
+                frames::canceled(reason, &reported_usage(ending), fields)
+            }
+            Some(StopReason::DiskFull) => frames::disk_full(&ending.stderr_tail, fields),
+            Some(StopReason::TooLong) => frames::too_long(&ending.stderr_tail, fields),
+            Some(StopReason::LeaseEnded | StopReason::Drained) | None
+                if matches!(ending.cause, EndCause::NeverLaunched) =>
+            {
+                let reason = "the daemon died before it launched anything";
+                frames::released(reason, receipt.clone())
+            }
+            Some(StopReason::LeaseEnded | StopReason::Drained | StopReason::Fenced) | None => {
+                Body::Receipt(receipt.clone())
+            }
+        }
+    }
+
+    /// Why there is no result, unless the relay ordered it itself.
     fn loss_cause(&self, cause: &EndCause) -> LossCause {
         match (cause, self.stop_reason) {
             (EndCause::LeaseEnded, _) => LossCause::LeaseEnded,
@@ -112,59 +116,52 @@ impl SupervisedAttempt {
         }
     }
 
-    /// Whoever reads why a task was lost looks here next.
+    /// The first place to look when a task was lost.
     fn log_loss(&self, loss: LossCause) {
         let attempt_id = self.attempt.attempt_id.as_str();
         match loss {
             LossCause::Unspecified => {}
             LossCause::LeaseEnded => warn!(
                 attempt_id,
-                "ended it without a result: no relay renewed its lease in time"
+                "attempt lost: its lease was not renewed in time"
             ),
             LossCause::DaemonStopped => {
-                warn!(
-                    attempt_id,
-                    "ended it without a result: this daemon is being stopped"
-                );
+                warn!(attempt_id, "attempt lost: the daemon is being stopped");
             }
             LossCause::SupervisorDied => warn!(
                 attempt_id,
-                "ended without a result: its shim died, or was stuck and was killed"
+                "attempt lost: its shim died, or was stuck and was killed"
             ),
         }
     }
 
-    /// The relay refused the completion for good: the process is gone and cannot make up for it.
+    /// The relay refused the completion for good. The process is gone and cannot correct it.
     pub(crate) fn on_refused_completion(&mut self, seq: u64, message: &str, clock: &Clock) {
         let SupervisedStage::Finished { last_seq, receipt } = &self.stage else {
             return;
         };
         if *last_seq == seq && receipt.process_started {
             let receipt = receipt.clone();
-            let closing = self.terminal_fields(receipt.clone());
-            self.finish_with_frame(frames::contract_unmet(message, closing), receipt, clock);
+            let fields = self.terminal_fields(receipt.clone());
+            self.finish_with_frame(frames::contract_unmet(message, fields), receipt, clock);
         }
     }
 
-    /// The relay misses something before a frame that it got. `expected` is the control frame it wants.
+    /// The relay lacks a frame before one that it received. `expected` is the control frame that it
+    /// waits for.
     pub(crate) fn on_gap(&mut self, expected: Option<u64>, clock: &Clock) {
-        let now = clock.now();
-        if self
-            .replayed_at
-            .is_some_and(|at| now < at.after(REPLAY_INTERVAL_MIN))
-        {
+        if !self.outbox.begin_replay(clock.now()) {
             return;
         }
-        self.replayed_at = Some(now);
         match (&self.stage, self.stop_reason, expected) {
-            // The frames in between were dropped on purpose: the receipt takes their place.
+            // The missing frames were dropped on purpose: the receipt takes their place.
             (
                 SupervisedStage::Finished { receipt, .. },
                 Some(StopReason::Fenced),
                 Some(expected),
             ) => {
                 let receipt = receipt.clone();
-                self.outbox.restart_at(expected);
+                self.outbox.queue_mut().restart_at(expected);
                 self.finish_with_frame(Body::Receipt(receipt.clone()), receipt, clock);
             }
             (
@@ -173,23 +170,21 @@ impl SupervisedAttempt {
                 | SupervisedStage::Finished { .. },
                 _,
                 _,
-            ) => {
-                self.outbox.resend_unacked();
-            }
+            ) => self.resend_unacked(),
         }
     }
 
     pub(super) fn terminal_fields(&self, receipt: TerminationReceipt) -> TerminalFields {
         TerminalFields {
-            final_offset: self.outbox.end_offset(),
+            final_offset: self.outbox.queue().end_offset(),
             receipt,
         }
     }
 
-    /// As of now: where nobody saw an end that was earlier.
-    fn is_within_lease(&self, clock: &Clock) -> bool {
-        self.lease
-            .is_some_and(|lease| !lease.is_expired(clock.now()))
+    /// Ends an attempt for which no process was started.
+    pub(super) fn finish_unstarted(&mut self, refusal: &DispatchRefusal, clock: &Clock) {
+        let receipt = frames::no_process_receipt(clock.wall());
+        self.finish_with_frame(frames::rejected(refusal), receipt, clock);
     }
 
     pub(super) fn finish_with_frame(
@@ -198,7 +193,7 @@ impl SupervisedAttempt {
         receipt: TerminationReceipt,
         clock: &Clock,
     ) {
-        let within_lease = self.is_within_lease(clock);
+        let within_lease = self.lease.is_valid(clock.now());
         self.finish_observed(body, receipt, within_lease, clock);
     }
 
@@ -213,13 +208,12 @@ impl SupervisedAttempt {
             body: Some(body),
             within_lease,
         };
-        let leaves = control.required_durability();
-        let last_seq = self.outbox.push_control(control, clock.wall(), leaves);
+        let last_seq = self.outbox.push_control(control, clock);
         self.stage = SupervisedStage::Finished { last_seq, receipt };
     }
 }
 
-/// What it has used, also where that is all that it could say.
+/// What the agent used, also when it reported nothing else.
 fn reported_usage(ending: &AttemptEnding) -> FinalAgentUsage {
     ending
         .agent_summary

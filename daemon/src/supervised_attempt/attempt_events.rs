@@ -1,42 +1,44 @@
-//! What the attempt's task tells becomes frames, and what stands between it and the relay holds it back.
+//! Turns the events of the attempt's task into frames, and pauses the child while the relay or the
+//! disk cannot keep up.
 
-use baton_proto::v1::TurnKind;
+use baton_daemon_core::lease_clock::LeaseClock;
+use baton_proto::v1::{LeaseToken, TurnKind};
+use prost::Message;
 
-use super::{ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
-use crate::attempt::{AttemptEvent, InputResponse};
+use super::{StopReason, SupervisedAttempt, SupervisedStage};
+use crate::attempt::{AttemptEvent, EventProgress, InputResponse};
 use crate::clock::{BootTime, Clock};
 use crate::deadlines::DeadlineKind;
 use crate::deadlines::phase_order::OneTimePhase;
 use crate::frames::{self, PhaseReport};
-use crate::outbox::OUTPUT_LIMIT;
+use crate::outbox::TranscriptProgress;
 
-/// Unacknowledged output at which a connected child is held back, and at which it goes on.
-const PAUSE_OUTPUT_ABOVE: usize = OUTPUT_LIMIT / 2;
-const RESUME_OUTPUT_BELOW: usize = OUTPUT_LIMIT / 4;
-/// Unacknowledged control frames at which a child is held back, connected or not: they are never dropped.
-const UNACKED_CONTROL_MAX: usize = 8 * 1024 * 1024;
-const UNACKED_CONTROL_RESUME: usize = UNACKED_CONTROL_MAX / 2;
-/// Bytes on their way to the disk at which a child is held back.
-const UNWRITTEN_MAX: usize = 1024 * 1024;
+/// A phase that the attempt's task has entered.
+struct EnteredPhase {
+    phase: OneTimePhase,
+    pid: Option<i32>,
+    next_deadline: Option<BootTime>,
+    passed_deadline: Option<DeadlineKind>,
+}
 
 impl SupervisedAttempt {
     pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
         let fenced = self.stop_reason == Some(StopReason::Fenced);
-        if let (SupervisedStage::Running(reins), Some(progress)) =
+        if let (SupervisedStage::Running(running), Some(progress)) =
             (&mut self.stage, event.progress())
         {
-            reins.on_progress(progress);
+            running.on_progress(progress);
         }
         match event {
             AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
             AttemptEvent::ShimReached { token, lease } => self.on_shim_reached(token, lease),
             AttemptEvent::WorkspaceReady(report) => self.workspace = Some(*report),
             AttemptEvent::ProcessesGone => {
-                if let SupervisedStage::Running(reins) = &mut self.stage {
-                    reins.reach = ShimReach::Ended;
+                if let SupervisedStage::Running(running) = &mut self.stage {
+                    running.on_processes_gone();
                 }
             }
-            // Nobody wants to hear it.
+            // The relay accepts nothing more of a fenced attempt.
             AttemptEvent::PhaseEntered { .. }
             | AttemptEvent::Output { .. }
             | AttemptEvent::AgentNotice { .. }
@@ -45,24 +47,20 @@ impl SupervisedAttempt {
             | AttemptEvent::TranscriptRead { .. }
                 if fenced => {}
             AttemptEvent::WaitsForWorkspace { message } => {
-                self.push_frame(frames::queued(message), clock)
+                self.outbox.push(frames::queued(message), clock);
             }
             AttemptEvent::Output { chunk, progress } => {
-                let answers = progress.answer_count;
-                self.advance_progress(progress);
+                let answers = self.advance_progress(progress);
                 let mut label = chunk.label;
-                // What is done behind the scenes is nothing for users to read.
+                // The output of a control turn is not shown to users.
                 label.visible &= self.attempt.turn_kind() != TurnKind::Control;
-                self.outbox.push_output(label, chunk.bytes, clock.wall());
+                let queue = self.outbox.queue_mut();
+                queue.push_output(label, chunk.bytes, clock.wall());
                 self.track_answers(answers);
             }
-            AttemptEvent::AgentNotice {
-                notice: said,
-                progress,
-            } => {
-                let answers = progress.answer_count;
-                self.advance_progress(progress);
-                self.push_frame(frames::agent_event_frame(said), clock);
+            AttemptEvent::AgentNotice { notice, progress } => {
+                let answers = self.advance_progress(progress);
+                self.outbox.push(frames::agent_event_frame(notice), clock);
                 self.track_answers(answers);
             }
             AttemptEvent::OutputMissing {
@@ -71,94 +69,102 @@ impl SupervisedAttempt {
                 progress,
             } => {
                 self.advance_progress(progress);
-                self.outbox.push_cut(length, why, clock.wall());
+                self.outbox.queue_mut().push_cut(length, why, clock.wall());
             }
             AttemptEvent::TranscriptRead { progress } => {
-                let answers = progress.answer_count;
-                self.advance_progress(progress);
-                self.outbox.store_progress();
+                let answers = self.advance_progress(progress);
+                self.outbox.queue_mut().store_progress();
                 self.track_answers(answers);
             }
             AttemptEvent::PhaseEntered {
                 phase,
                 pid,
                 next_deadline,
-                passed_deadline: passed,
+                passed_deadline,
                 progress,
             } => {
-                let answers = progress.answer_count;
-                self.advance_progress(progress);
-                self.enter_phase(phase, pid, (next_deadline, passed), clock);
+                let answers = self.advance_progress(progress);
+                let entered = EnteredPhase {
+                    phase,
+                    pid,
+                    next_deadline,
+                    passed_deadline,
+                };
+                self.enter_phase(entered, clock);
                 self.track_answers(answers);
             }
         }
     }
 
-    /// What was just said holds answers of people, or what was found for the agent; they go to it when that is stored.
+    /// A shim that did not answer has been reached: from here on the attempt is an ordinary one.
+    fn on_shim_reached(&mut self, token: Option<LeaseToken>, lease: Option<LeaseClock>) {
+        self.lease.adopt(token, lease);
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.on_shim_reached(self.lease.clock());
+        }
+    }
+
+    /// How far the transcript is consumed, stored with the next frame. Returns the number of
+    /// answers that the event carries.
+    fn advance_progress(&mut self, mut progress: EventProgress) -> u64 {
+        let snapshot = match progress.snapshot.take() {
+            Some(mut snapshot) => {
+                (snapshot.stop, snapshot.cancel_reason) = StopReason::to_snapshot(self.stop_reason);
+                snapshot.finish = self.tool_calls.finish().cloned();
+                snapshot.encode_to_vec().into()
+            }
+            None => self.outbox.queue().progress().snapshot.clone(),
+        };
+        self.outbox.queue_mut().set_progress(TranscriptProgress {
+            consumed: progress.position,
+            snapshot,
+        });
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.track_position(&progress);
+        }
+        progress.answer_count
+    }
+
+    /// The entry that was just pushed holds answers for the agent. They are written to its stdin
+    /// once that entry is stored.
     fn track_answers(&mut self, answers: u64) {
         if answers == 0 {
             return;
         }
-        let serial = self.outbox.log().last_serial();
-        if let SupervisedStage::Running(reins) = &mut self.stage {
-            reins.track_answers(serial, answers);
-            reins.on_written(self.outbox.log().written_through());
+        let log = self.outbox.queue().log();
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.track_answers(log.last_serial(), answers);
+            running.on_written(log.written_through());
         }
     }
 
-    /// What somebody says to what the agent asked.
-    pub(crate) fn deliver_answer(&mut self, word: InputResponse) {
-        if let SupervisedStage::Running(reins) = &mut self.stage {
-            reins.deliver_answer(word);
+    /// A person's answer to a request of the agent.
+    pub(crate) fn deliver_answer(&mut self, answer: InputResponse) {
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.deliver_answer(answer);
         }
     }
 
-    /// Whether its agent may say more through its tools.
-    pub(crate) fn has_frame_room(&self) -> bool {
-        self.outbox.control_bytes() <= UNACKED_CONTROL_MAX
-    }
-
-    fn enter_phase(
-        &mut self,
-        phase: OneTimePhase,
-        pid: Option<i32>,
-        (next_deadline, passed): (Option<BootTime>, Option<DeadlineKind>),
-        clock: &Clock,
-    ) {
+    fn enter_phase(&mut self, entered: EnteredPhase, clock: &Clock) {
         let (now, wall) = (clock.now(), clock.wall());
         let started_at = *self.started_at.get_or_insert(now);
-        self.phase = frames::wire_phase(phase);
+        self.phase = frames::wire_phase(entered.phase);
         let report = PhaseReport {
-            phase,
-            pid,
-            deadline_at: next_deadline.map(|at| wall + now.until(at)),
+            phase: entered.phase,
+            pid: entered.pid,
+            deadline_at: entered.next_deadline.map(|at| wall + now.until(at)),
             elapsed: started_at.until(now),
             wall,
             workspace: self.workspace.clone(),
-            ended_by_deadline: passed,
+            ended_by_deadline: entered.passed_deadline,
         };
-        self.push_frame(frames::phase_frame(report), clock);
+        self.outbox.push(frames::phase_frame(report), clock);
     }
 
-    /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
-    /// so the child runs on and the outbox cuts its output; but what has ended stays on the disk until it can be told, and so
-    /// does what is no output.
+    /// Pauses or resumes the child by the backlog of its outbox.
     pub(crate) fn update_backpressure(&mut self, connected: bool) {
-        let (unacked, unwritten) = (
-            self.outbox.output_bytes(),
-            self.outbox.log().unwritten_bytes(),
-        );
-        let untold = self.outbox.control_bytes();
-        let SupervisedStage::Running(reins) = &mut self.stage else {
-            return;
-        };
-        let (most, most_untold) = if reins.is_behind {
-            (RESUME_OUTPUT_BELOW, UNACKED_CONTROL_RESUME)
-        } else {
-            (PAUSE_OUTPUT_ABOVE, UNACKED_CONTROL_MAX)
-        };
-        let waits_for_relay = connected || reins.reach == ShimReach::Ended;
-        reins.is_behind = (waits_for_relay && unacked > most) || untold > most_untold;
-        reins.set_output_paused(reins.is_behind || unwritten > UNWRITTEN_MAX);
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.update_backpressure(self.outbox.backlog(), connected);
+        }
     }
 }

@@ -1,131 +1,81 @@
-//! One attempt as the supervisor holds it: its stage, its lease, its outbox, and what each order and event
-//! does to them. No I/O: frames go into the outbox, orders into the attempt's watch channel.
+//! One attempt as the supervisor sees it: its stage, its lease and its outbox, and what each order
+//! and event does to them.
+//!
+//! There is no I/O here: frames go into the outbox, orders into the control handle of the
+//! attempt's task. The parts own their own state: [`AttemptLease`], [`AttemptOutbox`],
+//! [`RunningAttemptState`] and [`ToolCalls`].
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_daemon_core::lease_clock::LeaseClock;
-use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase,
+    ActiveAttempt, ActiveState, AttemptRef, CancelReason, DaemonFrame, LeaseToken, LifecyclePhase,
     TerminationReceipt, WorkspaceReport,
 };
-use baton_proto::worker::Finish;
 
 use crate::agents::{DispatchRefusal, FinalAgentUsage};
-use crate::attempt::{AttemptPlan, StopRequest};
+use crate::attempt::{AttemptControlReceiver, AttemptPlan, StopRequest};
 use crate::clock::{BootTime, Clock};
-use crate::frames::{self, ControlFrame};
-use crate::outbox::{AckedPosition, FrameOutbox, OUTPUT_LIMIT};
+use crate::frames;
+use crate::outbox::{AckedPosition, DurablePosition, OutboxJob};
 use crate::storage::attempt_dir::AttemptId;
 use crate::storage::conversation_store::ConversationTurn;
 
-mod attempt_control;
 mod attempt_end;
 mod attempt_events;
+mod attempt_outbox;
 mod lease;
-mod outbox_location;
 mod recovered_attempt;
+mod running_attempt;
+mod stop_reason;
 mod tool_calls;
 
-pub(crate) use attempt_control::{AttemptControlReceivers, LeaseDelivery, ShimReach};
-pub(crate) use outbox_location::OutboxLocation;
+pub(crate) use attempt_outbox::OutboxLocation;
 pub(crate) use recovered_attempt::RecoveredAttempt;
+pub(crate) use running_attempt::ShimReach;
+pub(crate) use stop_reason::StopReason;
 
-use attempt_control::AttemptControl;
+use attempt_outbox::AttemptOutbox;
+use lease::AttemptLease;
+use running_attempt::RunningAttemptState;
 use tool_calls::ToolCalls;
 
-/// Complaints about one gap come in bunches: one for each frame that was in flight.
-const REPLAY_INTERVAL_MIN: Duration = Duration::from_millis(500);
-
 pub(crate) struct SupervisedAttempt {
-    pub(crate) attempt: AttemptRef,
-    /// None when it did not outlive the daemon that had it.
-    pub(crate) token: Option<LeaseToken>,
-    pub(crate) outbox: FrameOutbox,
-    pub(crate) outbox_location: OutboxLocation,
-    /// The turn belongs to a conversation.
-    pub(crate) conversation: Option<ConversationTurn>,
+    attempt: AttemptRef,
     stage: SupervisedStage,
-    lease: Option<LeaseClock>,
-    cleanup_term: Duration,
+    lease: AttemptLease,
+    outbox: AttemptOutbox,
+    tool_calls: ToolCalls,
+    /// The conversation that the attempt is a turn of.
+    conversation: Option<ConversationTurn>,
     started_at: Option<BootTime>,
     phase: LifecyclePhase,
     /// Why it was ordered to stop: the strongest reason so far.
     stop_reason: Option<StopReason>,
-    /// When it last replayed because the relay missed something; what was in flight then is no news.
-    replayed_at: Option<BootTime>,
-    /// Its id waits in the supervisor's queue of attempts with something to send.
-    pub(crate) is_queued: bool,
-    /// The directory that it has to itself.
+    /// The directory that no other attempt may use.
     exclusive_root: Option<PathBuf>,
-    /// Where it works, as it was said last.
+    /// The workspace as it was last reported.
     workspace: Option<WorkspaceReport>,
-    /// What its agent says through its tools, where it has some.
-    tool_calls: Option<ToolCalls>,
-    /// What its agent said of the end.
-    agent_finish: Option<Finish>,
 }
 
 enum SupervisedStage {
-    /// Taken, not confirmed: nothing is started yet.
+    /// Accepted and not confirmed: nothing is started yet.
     Accepted {
         plan: Box<AttemptPlan>,
         accepted_at: BootTime,
         confirm_by: BootTime,
     },
     /// A task drives its shim.
-    Running(AttemptControl),
-    /// Nothing runs. Kept until the relay has acknowledged `last_seq`.
+    Running(RunningAttemptState),
+    /// Nothing runs. The attempt is retained until the relay has acknowledged `last_seq`.
     Finished {
         last_seq: u64,
         receipt: TerminationReceipt,
     },
 }
 
-/// A stronger one decides what is said at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StopReason {
-    Canceled(CancelReason),
-    /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
-    /// receipt is said: the relay's policy for losses decides how the task goes on.
-    Drained,
-    /// What it has to say cannot be stored.
-    DiskFull,
-    /// What it has to say is more than any disk would be given at once.
-    TooLong,
-    /// No renewal was acknowledged in time. Only a receipt is said, and the result if there was one.
-    LeaseEnded,
-    /// The relay took the attempt away: only a receipt is wanted.
-    Fenced,
-}
-
-impl StopReason {
-    fn strength(self) -> u8 {
-        match self {
-            Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
-            Self::LeaseEnded => 1,
-            Self::Fenced => 2,
-        }
-    }
-
-    /// Whether the lease counts no more.
-    fn ends_lease(self) -> bool {
-        self.strength() >= Self::LeaseEnded.strength()
-    }
-
-    /// Whether an agent may end its turn first. Not where nobody would hear of it; and not when a deadline has passed that
-    /// the relay watches: who was told that nobody answered would come to a result without the answer.
-    fn allows_interrupt(self) -> bool {
-        match self {
-            Self::Canceled(reason) => reason != CancelReason::Deadline,
-            Self::Drained => true,
-            Self::DiskFull | Self::TooLong | Self::LeaseEnded | Self::Fenced => false,
-        }
-    }
-}
-
-/// A dispatch that is taken.
+/// A dispatch that the daemon accepts.
 pub(crate) struct AcceptedDispatch {
     pub(crate) attempt: AttemptRef,
     pub(crate) token: LeaseToken,
@@ -135,13 +85,13 @@ pub(crate) struct AcceptedDispatch {
     pub(crate) conversation: Option<ConversationTurn>,
 }
 
-/// What starts once the lease is confirmed.
+/// What the attempt's task is started with once the lease is confirmed.
 pub(crate) struct AttemptStart {
     pub(crate) plan: AttemptPlan,
     pub(crate) token: LeaseToken,
-    /// Where its shim works.
+    /// The directory of its shim.
     pub(crate) dir: AttemptId,
-    pub(crate) control: AttemptControlReceivers,
+    pub(crate) control: AttemptControlReceiver,
 }
 
 impl SupervisedAttempt {
@@ -149,33 +99,28 @@ impl SupervisedAttempt {
         let AcceptedDispatch {
             attempt,
             token,
-            outbox_location: place,
+            outbox_location,
             plan,
-            confirm_within: accept,
-            conversation: conversing,
+            confirm_within,
+            conversation,
         } = offer;
         let now = clock.now();
-        let cleanup_term = plan.cleanup_term;
-        let exclusive = plan.workspace.exclusive_root().map(Path::to_owned);
-        let voice = plan
-            .tools
-            .clone()
-            .map(|granted| ToolCalls::new(granted, plan.required_files.clone()));
+        let lease = AttemptLease::new(Some(token), None, plan.cleanup_term);
+        let exclusive_root = plan.workspace.exclusive_root().map(Path::to_owned);
+        let tool_calls = ToolCalls::new(plan.tools.clone(), plan.required_files.clone(), None);
         let stage = SupervisedStage::Accepted {
             plan: Box::new(plan),
             accepted_at: now,
-            confirm_by: now.after(accept),
+            confirm_by: now.after(confirm_within),
         };
-        let mut held = Self {
-            outbox: FrameOutbox::new(OUTPUT_LIMIT),
-            outbox_location: place,
-            conversation: conversing,
-            exclusive_root: exclusive,
-            tool_calls: voice,
-            ..Self::new(attempt, Some(token), stage, cleanup_term)
+        let mut accepted = Self {
+            conversation,
+            exclusive_root,
+            tool_calls,
+            ..Self::new(attempt, stage, lease, AttemptOutbox::new(outbox_location))
         };
-        held.push_frame(frames::accepted(), clock);
-        held
+        accepted.outbox.push(frames::accepted(), clock);
+        accepted
     }
 
     pub(crate) fn refuse(
@@ -188,77 +133,76 @@ impl SupervisedAttempt {
             last_seq: 0,
             receipt: frames::no_process_receipt(clock.wall()),
         };
-        let mut held = Self::new(attempt, Some(token), stage, Duration::ZERO);
-        held.finish_with_frame(
-            frames::rejected(refusal),
-            frames::no_process_receipt(clock.wall()),
-            clock,
-        );
-        held
+        let lease = AttemptLease::new(Some(token), None, Duration::ZERO);
+        let mut refused = Self::new(attempt, stage, lease, AttemptOutbox::in_memory());
+        refused.finish_unstarted(refusal, clock);
+        refused
     }
 
     fn new(
         attempt: AttemptRef,
-        token: Option<LeaseToken>,
         stage: SupervisedStage,
-        cleanup_term: Duration,
+        lease: AttemptLease,
+        outbox: AttemptOutbox,
     ) -> Self {
         Self {
             attempt,
-            token,
-            outbox: FrameOutbox::in_memory(OUTPUT_LIMIT),
-            outbox_location: OutboxLocation::Memory,
-            conversation: None,
             stage,
-            lease: None,
-            cleanup_term,
+            lease,
+            outbox,
+            tool_calls: ToolCalls::default(),
+            conversation: None,
             started_at: None,
             phase: LifecyclePhase::Accepted,
             stop_reason: None,
-            replayed_at: None,
-            is_queued: false,
             exclusive_root: None,
             workspace: None,
-            tool_calls: None,
-            agent_finish: None,
         }
     }
 
-    /// Whether it is in this directory, or will be, and nobody else may.
+    pub(crate) fn attempt(&self) -> &AttemptRef {
+        &self.attempt
+    }
+
+    pub(crate) fn conversation(&self) -> Option<&ConversationTurn> {
+        self.conversation.as_ref()
+    }
+
+    /// The directory to remove once the attempt is settled.
+    pub(crate) fn dir_id(&self) -> Option<AttemptId> {
+        self.outbox.dir_id()
+    }
+
+    /// Whether the attempt uses this directory, or will, and no other attempt may.
     pub(crate) fn occupies_root(&self, root: &Path) -> bool {
         !self.is_finished() && self.exclusive_root.as_deref() == Some(root)
     }
 
-    /// Whether it takes up one of the daemon's slots: something runs, or may.
+    /// Whether it takes up one of the daemon's slots: a process runs, or may be started.
     pub(crate) fn uses_slot(&self) -> bool {
         match &self.stage {
             SupervisedStage::Accepted { .. } => true,
-            SupervisedStage::Running(reins) => reins.reach != ShimReach::Ended,
+            SupervisedStage::Running(running) => !running.has_ended(),
             SupervisedStage::Finished { .. } => false,
         }
     }
 
-    /// Whether its task owes it an end.
+    /// Whether the end of its task is still to come.
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.stage, SupervisedStage::Running(_))
     }
 
-    /// Its last word is in the outbox.
+    /// Whether its terminal frame is in the outbox.
     pub(crate) fn is_finished(&self) -> bool {
         matches!(self.stage, SupervisedStage::Finished { .. })
     }
 
-    /// Finished, and the relay has it all.
+    /// Finished, and the relay has acknowledged the terminal frame.
     pub(crate) fn is_settled(&self) -> bool {
-        match self.stage {
-            SupervisedStage::Finished { .. } => {
-                self.is_terminal_seq(self.outbox.acked().control_seq)
-            }
-            SupervisedStage::Accepted { .. } | SupervisedStage::Running(_) => false,
-        }
+        self.is_terminal_seq(self.outbox.queue().acked().control_seq)
     }
 
-    /// Finished, and `seq` is the last word or beyond it.
+    /// Finished, and `seq` is the terminal frame or comes after it.
     pub(crate) fn is_terminal_seq(&self, seq: u64) -> bool {
         match self.stage {
             SupervisedStage::Finished { last_seq, .. } => seq >= last_seq,
@@ -266,15 +210,25 @@ impl SupervisedAttempt {
         }
     }
 
-    /// The relay repeats an offer that stands, so the daemon repeats its answer.
+    #[cfg(test)]
+    pub(crate) fn is_stored(&self) -> bool {
+        self.outbox.is_stored()
+    }
+
+    /// Unacknowledged output in bytes.
+    pub(crate) fn unacked_output(&self) -> usize {
+        self.outbox.queue().output_bytes()
+    }
+
+    /// The relay has repeated a dispatch that is not confirmed yet, so the acceptance is repeated.
     pub(crate) fn resend_acceptance(&mut self, clock: &Clock) {
         if matches!(self.stage, SupervisedStage::Accepted { .. }) {
-            self.push_frame(frames::accepted(), clock);
+            self.outbox.push(frames::accepted(), clock);
         }
     }
 
-    /// The lease counts from the send of what the relay answered; for a running one it is a renewal.
-    /// Returns what to start, once; nothing when the lease was over before its confirmation came.
+    /// The lease counts from when the confirmed request was sent. For a running attempt this is a
+    /// renewal. Returns what to start, once; `None` when the lease ended before its confirmation.
     pub(crate) fn confirm_lease(
         &mut self,
         sent_at: Option<BootTime>,
@@ -290,8 +244,9 @@ impl SupervisedAttempt {
             }
             return None;
         };
-        if !self.outbox.log().has_stored_entries() {
-            // No directory to start it in yet. Its acceptance leaves when there is one, and is confirmed again.
+        if !self.outbox.is_stored() {
+            // There is no directory to start it in yet. The acceptance is sent when there is one,
+            // and the relay confirms it again.
             return None;
         }
         let lease = LeaseClock::from_grant(sent_at.unwrap_or(*accepted_at), granted);
@@ -299,16 +254,16 @@ impl SupervisedAttempt {
             self.return_unstarted(&DispatchRefusal::not_confirmed(), clock);
             return None;
         }
-        let (token, dir) = (self.token.clone()?, self.outbox_location.dir_id()?);
-        self.lease = Some(lease);
+        let (token, dir) = (self.lease.token().cloned()?, self.outbox.dir_id()?);
+        self.lease.start(lease);
         let plan = (**plan).clone();
-        let (reins, bits) = AttemptControl::new(Some(lease), ShimReach::Linked, 0);
-        self.stage = SupervisedStage::Running(reins);
+        let (running, control) = RunningAttemptState::new(Some(lease), ShimReach::Linked, 0);
+        self.stage = SupervisedStage::Running(running);
         Some(AttemptStart {
             plan,
             token,
             dir,
-            control: bits,
+            control,
         })
     }
 
@@ -316,100 +271,167 @@ impl SupervisedAttempt {
         match &self.stage {
             SupervisedStage::Accepted { .. } => {
                 let receipt = frames::no_process_receipt(clock.wall());
-                let closing = self.terminal_fields(receipt.clone());
-                self.finish_with_frame(
-                    frames::canceled(reason, &FinalAgentUsage::default(), closing),
-                    receipt,
-                    clock,
-                );
+                let fields = self.terminal_fields(receipt.clone());
+                let body = frames::canceled(reason, &FinalAgentUsage::default(), fields);
+                self.finish_with_frame(body, receipt, clock);
             }
             SupervisedStage::Running(_) => {
-                let grace = grace.unwrap_or(self.cleanup_term);
+                let grace = grace.unwrap_or(self.lease.cleanup_term());
                 self.order_stop(StopReason::Canceled(reason), clock.now().after(grace));
             }
-            // It names a finished attempt: nothing to do.
+            // Nothing is left to cancel.
             SupervisedStage::Finished { .. } => {}
         }
     }
 
-    /// The daemon's time to drain is up, and KILL must go out by a moment.
+    /// The time to drain is over, and SIGKILL must be sent by `kill_by`.
     pub(crate) fn stop_for_drain(&mut self, kill_by: BootTime, clock: &Clock) {
-        let by_grace = clock.now().after(self.cleanup_term);
+        let by_grace = clock.now().after(self.lease.cleanup_term());
         self.order_stop(StopReason::Drained, by_grace.min(kill_by));
     }
 
-    /// The daemon takes no new work: what has not started goes back.
+    /// Returns an attempt that was not started to the relay.
     pub(crate) fn return_unstarted(&mut self, refusal: &DispatchRefusal, clock: &Clock) {
         if matches!(self.stage, SupervisedStage::Accepted { .. }) {
-            self.finish_with_frame(
-                frames::rejected(refusal),
-                frames::no_process_receipt(clock.wall()),
-                clock,
-            );
+            self.finish_unstarted(refusal, clock);
         }
     }
 
-    /// For Hello.
+    /// The attempt's entry in Hello.
     pub(crate) fn to_active_attempt(&self, now: BootTime) -> ActiveAttempt {
         let state = match &self.stage {
             SupervisedStage::Accepted { .. } => ActiveState::Running,
-            SupervisedStage::Running(reins) => match reins.reach {
+            SupervisedStage::Running(running) => match running.reach() {
                 ShimReach::Linked if self.is_shim_unresponsive(now) => ActiveState::Unreachable,
                 ShimReach::Linked => ActiveState::Running,
                 ShimReach::Unreachable => ActiveState::Unreachable,
-                // How it ended is known, and is told as soon as its output is.
+                // Its end is known and is sent after the rest of its output.
                 ShimReach::Ended => ActiveState::Finished,
             },
             SupervisedStage::Finished { .. } => ActiveState::Finished,
         };
-        let acked = self.outbox.acked().control_seq;
-        let last = self.outbox.last_control_seq();
+        let queue = self.outbox.queue();
+        let acked = queue.acked().control_seq;
+        let last = queue.last_control_seq();
+        let token = self.lease.token().cloned();
         ActiveAttempt {
             r#ref: Some(self.attempt.clone()),
-            token: self.token.clone().filter(|_| state == ActiveState::Running),
+            token: token.filter(|_| state == ActiveState::Running),
             state: state.into(),
             last_control_seq: last,
             oldest_control_seq: if acked < last { acked + 1 } else { 0 },
-            output_end: self.outbox.end_offset(),
-            oldest_offset: self.outbox.oldest_output_offset(),
+            output_end: queue.end_offset(),
+            oldest_offset: queue.oldest_output_offset(),
             phase: self.phase.into(),
             open_tool_call_ids: Vec::new(),
             open_input_ids: Vec::new(),
         }
     }
 
-    /// A new stream, and what the relay has of it: everything beyond that goes out again.
-    pub(crate) fn replay_after(&mut self, acked: AckedPosition) {
-        self.outbox.apply_settlement(acked);
+    /// Whether a frame waits to be sent.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.outbox.queue().next_unsent().is_some()
     }
 
-    fn order_stop(&mut self, why: StopReason, kill_at: BootTime) {
-        self.raise_stop_reason(why);
-        if let SupervisedStage::Running(reins) = &self.stage {
-            let may_ask = why.allows_interrupt();
-            let calls_off = matches!(why, StopReason::Canceled(_));
-            reins.order_stop(StopRequest {
+    /// The next frame to send, if the attempt may send it now.
+    pub(crate) fn next_frame(&self, now: BootTime) -> Option<DaemonFrame> {
+        let record = self.outbox.queue().next_unsent()?;
+        let token = self.lease.token();
+        (!self.must_not_send(now))
+            .then(|| frames::encode_attempt_frame(&self.attempt, token, record))
+    }
+
+    /// The frame of [`Self::next_frame`] is on its way.
+    pub(crate) fn mark_sent(&mut self) {
+        self.outbox.queue_mut().mark_sent();
+    }
+
+    /// A new stream: everything unacknowledged is sent again.
+    pub(crate) fn resend_unacked(&mut self) {
+        self.outbox.queue_mut().resend_unacked();
+    }
+
+    /// The position that the relay has on a new stream: everything after it is sent again.
+    pub(crate) fn replay_after(&mut self, acked: AckedPosition) {
+        self.outbox.queue_mut().apply_settlement(acked);
+    }
+
+    /// The relay has acknowledged frames up to this position.
+    pub(crate) fn ack(&mut self, acked: AckedPosition) {
+        self.outbox.queue_mut().ack(acked);
+        self.on_acked();
+    }
+
+    pub(crate) fn has_disk_job(&self) -> bool {
+        self.outbox.has_disk_job()
+    }
+
+    /// The next job for the disk. A job that was taken must be submitted.
+    pub(crate) fn next_disk_job(&mut self) -> Option<OutboxJob> {
+        self.outbox.next_disk_job()
+    }
+
+    /// The job that writes frames which the disk refused before.
+    pub(crate) fn repair_job(&mut self) -> Option<OutboxJob> {
+        self.outbox.repair_job()
+    }
+
+    /// The disk refused a write before and may accept it now.
+    pub(crate) fn needs_repair(&self) -> bool {
+        self.outbox.needs_repair()
+    }
+
+    /// The disk has stored more: the shim may drop the transcript before it.
+    pub(crate) fn on_durable(&mut self, durable: DurablePosition) {
+        let log = self.outbox.queue_mut().log_mut();
+        log.on_durable(durable);
+        let (consumed, written) = (log.stored_consumed(), log.written_through());
+        if let SupervisedStage::Running(running) = &mut self.stage {
+            running.on_stored(consumed);
+            running.on_written(written);
+        }
+    }
+
+    /// The outbox file could not be rewritten; the old one is still complete.
+    pub(crate) fn on_not_replaced(&mut self) {
+        self.outbox.queue_mut().log_mut().on_replaced();
+    }
+
+    /// The disk refused a write. Returns the directory of an attempt that was never stored.
+    pub(crate) fn on_disk_failed(&mut self, why: StopReason, clock: &Clock) -> Option<AttemptId> {
+        let unused_dir = self.outbox.on_write_failed();
+        match &self.stage {
+            SupervisedStage::Accepted { .. } => {
+                self.return_unstarted(&DispatchRefusal::disk_full(), clock);
+            }
+            SupervisedStage::Running(_) => {
+                self.order_stop(why, clock.now().after(self.lease.cleanup_term()));
+            }
+            // All its frames are queued and are sent from memory.
+            SupervisedStage::Finished { .. } => {}
+        }
+        unused_dir
+    }
+
+    fn order_stop(&mut self, reason: StopReason, kill_at: BootTime) {
+        self.raise_stop_reason(reason);
+        if let SupervisedStage::Running(running) = &self.stage {
+            running.stop(StopRequest {
                 kill_at,
-                may_interrupt_turn: may_ask,
-                result_unwanted: calls_off,
+                may_interrupt_turn: reason.allows_interrupt(),
+                result_unwanted: matches!(reason, StopReason::Canceled(_)),
             });
         }
     }
 
-    /// Of equals the first counts: a second cancel changes nothing.
-    fn raise_stop_reason(&mut self, why: StopReason) {
+    /// Of two reasons of equal strength the first counts: a second cancel changes nothing.
+    fn raise_stop_reason(&mut self, reason: StopReason) {
         if self
             .stop_reason
-            .is_none_or(|standing| standing.strength() < why.strength())
+            .is_none_or(|current| reason.is_stronger_than(current))
         {
-            self.stop_reason = Some(why);
+            self.stop_reason = Some(reason);
         }
-    }
-
-    fn push_frame(&mut self, body: Body, clock: &Clock) {
-        let control = ControlFrame::from(body);
-        let leaves = control.required_durability();
-        self.outbox.push_control(control, clock.wall(), leaves);
     }
 }
 

@@ -1,10 +1,12 @@
-//! An attempt that runs: what it may say while nobody hears it, and what is left of its words when it is taken away.
+//! A running attempt: how it is paused while frames are unacknowledged, and what is left of its
+//! frames when it is fenced.
 
 use baton_proto::v1::Question;
+use baton_proto::v1::attempt_frame::Body;
 use baton_proto::worker::ToolAnswer;
 use tokio::sync::oneshot;
 
-use super::outbox_location::tests::{mark_stored, sample_dispatch, sent_bodies, take_disk_jobs};
+use super::attempt_outbox::tests::{mark_stored, sample_dispatch, sent_bodies, take_disk_jobs};
 use super::*;
 use crate::attempt::{AgentNotice, AttemptEnding, AttemptEvent, EndCause, EventProgress};
 use crate::process::TerminationOutcome;
@@ -14,8 +16,8 @@ fn clock() -> Clock {
     Clock::manual(BootTime::from_millis(0))
 }
 
-/// One whose agent has tools.
-fn running(clock: &Clock) -> (SupervisedAttempt, AttemptControlReceivers) {
+/// An attempt whose agent has tools.
+fn running(clock: &Clock) -> (SupervisedAttempt, AttemptControlReceiver) {
     let (id, mut offer) = sample_dispatch();
     offer.plan.tools = Some(ToolGrant {
         hash: Capability::generate(&id.to_string()).hash(),
@@ -23,79 +25,76 @@ fn running(clock: &Clock) -> (SupervisedAttempt, AttemptControlReceivers) {
         success_criteria: Vec::new(),
         resume: None,
     });
-    let mut held = SupervisedAttempt::accept(offer, clock);
-    store_all(&mut held);
-    let start = held.confirm_lease(None, Duration::from_secs(600), clock);
-    (held, start.expect("it is on the disk").control)
+    let mut attempt = SupervisedAttempt::accept(offer, clock);
+    store_all(&mut attempt);
+    let start = attempt.confirm_lease(None, Duration::from_secs(600), clock);
+    (attempt, start.expect("it is stored").control)
 }
 
-fn store_all(held: &mut SupervisedAttempt) {
-    let handed = take_disk_jobs(held);
-    mark_stored(held, &handed);
+fn store_all(attempt: &mut SupervisedAttempt) {
+    let handed = take_disk_jobs(attempt);
+    mark_stored(attempt, &handed);
 }
 
-fn push_question(held: &mut SupervisedAttempt, clock: &Clock) {
+fn push_question(attempt: &mut SupervisedAttempt, clock: &Clock) {
     let question = Question {
         question: "?".repeat(1024 * 1024),
         ..Question::default()
     };
-    let said = AgentNotice::Question(question);
+    let notice = AgentNotice::Question(question);
     let progress = EventProgress::default();
-    held.on_event(
-        AttemptEvent::AgentNotice {
-            notice: said,
-            progress,
-        },
-        clock,
-    );
-    store_all(held);
+    attempt.on_event(AttemptEvent::AgentNotice { notice, progress }, clock);
+    store_all(attempt);
 }
 
 #[test]
 fn a_child_with_too_many_unacked_frames_is_paused() {
     for connected in [false, true] {
         let clock = clock();
-        let (mut held, bits) = running(&clock);
-        let is_held_back = |held: &mut SupervisedAttempt| {
-            held.update_backpressure(connected);
-            *bits.pause_output.borrow()
+        let (mut attempt, control) = running(&clock);
+        let is_paused = |attempt: &mut SupervisedAttempt| {
+            attempt.update_backpressure(connected);
+            control.orders().output_paused
         };
-        let mut asked = 0;
-        while held.has_frame_room() {
-            assert!(!is_held_back(&mut held), "after {asked}");
-            push_question(&mut held, &clock);
-            asked += 1;
+        let mut questions = 0;
+        while attempt.has_frame_room() {
+            assert!(!is_paused(&mut attempt), "after {questions}");
+            push_question(&mut attempt, &clock);
+            questions += 1;
         }
-        assert!(is_held_back(&mut held) && asked < 10, "after {asked}");
+        assert!(
+            is_paused(&mut attempt) && questions < 10,
+            "after {questions}"
+        );
         let half = AckedPosition {
-            control_seq: held.outbox.last_control_seq() / 2,
+            control_seq: attempt.outbox.queue().last_control_seq() / 2,
             output_offset: 0,
         };
-        held.outbox.ack(half);
+        attempt.outbox.queue_mut().ack(half);
         assert!(
-            held.has_frame_room() && is_held_back(&mut held),
-            "not for every frame"
+            attempt.has_frame_room() && is_paused(&mut attempt),
+            "not for a single ack"
         );
-        held.outbox.discard_unacked();
-        assert!(!is_held_back(&mut held));
+        attempt.outbox.queue_mut().discard_unacked();
+        assert!(!is_paused(&mut attempt));
     }
 }
 
-fn call_tool(held: &mut SupervisedAttempt, clock: &Clock) -> oneshot::Receiver<ToolAnswer> {
+fn call_tool(attempt: &mut SupervisedAttempt, clock: &Clock) -> oneshot::Receiver<ToolAnswer> {
     let (reply, answer) = oneshot::channel();
-    held.push_tool_frame(Body::Progress(Default::default()), reply, clock);
+    attempt.push_tool_frame(Body::Progress(Default::default()), reply, clock);
     answer
 }
 
 #[test]
 fn a_tool_call_of_a_fenced_attempt_gets_no_confirmation() {
     let clock = clock();
-    let (mut held, _bits) = running(&clock);
-    let mut answer = call_tool(&mut held, &clock);
-    held.fence(&clock);
+    let (mut attempt, _bits) = running(&clock);
+    let mut answer = call_tool(&mut attempt, &clock);
+    attempt.fence(&clock);
     // As an acknowledgement of the receipt would.
-    held.on_acked();
-    held.answer_waiting_calls();
+    attempt.on_acked();
+    attempt.answer_waiting_calls();
     let gone = answer.try_recv();
     assert_eq!(gone, Err(oneshot::error::TryRecvError::Closed));
 }
@@ -108,15 +107,15 @@ fn an_oversized_frame_is_not_reported_as_a_full_disk() {
         (StopReason::TooLong, "output_invalid"),
     ];
     for (why, code) in ends {
-        let (mut held, _bits) = running(&clock);
-        assert_eq!(held.on_disk_failed(why, &clock), None);
+        let (mut attempt, _bits) = running(&clock);
+        assert_eq!(attempt.on_disk_failed(why, &clock), None);
         let ending = AttemptEnding {
             cause: EndCause::Stopped,
             ..AttemptEnding::daemon_fault(TerminationOutcome::default())
         };
-        held.on_event(AttemptEvent::Ended(ending), &clock);
-        let mut said = sent_bodies(&mut held).into_iter();
-        let last = said.next_back();
+        attempt.on_event(AttemptEvent::Ended(ending), &clock);
+        let mut notice = sent_bodies(&mut attempt).into_iter();
+        let last = notice.next_back();
         assert!(
             matches!(&last, Some(Body::Error(error)) if error.failure_code == code),
             "{last:?}"

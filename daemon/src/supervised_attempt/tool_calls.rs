@@ -1,76 +1,109 @@
-//! What the attempt's agent says through its tools: frames like any other of the attempt, and an answer when the relay has
-//! them. The capability is worth something while the attempt runs, and not a moment longer.
+//! Calls of the attempt's agent through its tools. A call becomes a frame of the attempt and is
+//! answered when the relay has acknowledged that frame. The capability is valid only while the
+//! attempt runs.
 
-use baton_proto::v1::ErrorDetail;
-use baton_proto::v1::ProgressUpdate;
 use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{ErrorDetail, ProgressUpdate};
 use baton_proto::worker::{Finish, FoldSnapshot, OwnTask, ToolAnswer};
 use prost::Message;
 use tokio::sync::oneshot;
 
-use super::{ShimReach, StopReason, SupervisedAttempt, SupervisedStage};
+use super::running_attempt::UNACKED_CONTROL_MAX;
+use super::{StopReason, SupervisedAttempt, SupervisedStage};
 use crate::clock::{BootTime, Clock};
 use crate::outbox::TranscriptProgress;
 use crate::receipts::RequiredFiles;
 use crate::tools::{ToolGrant, error_detail, noted_answer, refused_answer};
 
-/// Calls that wait for the relay, of one attempt. More: the oldest is told that the daemon has it.
+/// Calls of one attempt that wait for the relay. Above it the oldest is answered with "stored by
+/// the daemon, not yet by the relay".
 const WAITING_CALLS_MAX: usize = 64;
 
-/// The agent's own words, on their way.
-#[derive(Debug)]
-pub(crate) struct ToolCalls {
-    granted: ToolGrant,
+/// What the agent may do through its tools, what it has reported, and the calls that wait.
+#[derive(Debug, Default)]
+pub(super) struct ToolCalls {
+    /// `None` for an agent without tools.
+    granted: Option<ToolGrant>,
     required_files: Option<RequiredFiles>,
     waiting: Vec<WaitingToolCall>,
+    /// The outcome that the agent has reported. It cannot be changed.
+    finish: Option<Finish>,
 }
 
 #[derive(Debug)]
 struct WaitingToolCall {
-    /// The frame that carries it.
+    /// The number of the frame that carries the call.
     seq: u64,
     reply: oneshot::Sender<ToolAnswer>,
 }
 
 impl ToolCalls {
-    pub(super) fn new(granted: ToolGrant, required_files: Option<RequiredFiles>) -> Self {
+    pub(super) fn new(
+        granted: Option<ToolGrant>,
+        required_files: Option<RequiredFiles>,
+        finish: Option<Finish>,
+    ) -> Self {
         Self {
             granted,
             required_files,
             waiting: Vec::new(),
+            finish,
+        }
+    }
+
+    pub(super) fn finish(&self) -> Option<&Finish> {
+        self.finish.as_ref()
+    }
+
+    fn accepts_secret(&self, secret: &str) -> bool {
+        let granted = self.granted.as_ref();
+        granted.is_some_and(|granted| granted.hash.matches_secret(secret))
+    }
+
+    fn add_waiting(&mut self, seq: u64, reply: oneshot::Sender<ToolAnswer>) {
+        if self.waiting.len() == WAITING_CALLS_MAX {
+            // The caller may have gone.
+            let _ = self.waiting.remove(0).reply.send(noted_answer(false));
+        }
+        self.waiting.push(WaitingToolCall { seq, reply });
+    }
+
+    /// Drops the waiting calls because their frames were discarded. The callers are answered that
+    /// the attempt is over.
+    pub(super) fn drop_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn settle(&mut self, answer: impl Fn(&WaitingToolCall) -> Option<ToolAnswer>) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            match answer(&waiting) {
+                // The caller may have gone.
+                Some(answer) => drop(waiting.reply.send(answer)),
+                None => self.waiting.push(waiting),
+            }
         }
     }
 }
 
 impl SupervisedAttempt {
-    /// Whether this secret may speak for the attempt now.
+    /// Whether this secret is the capability of the attempt and the attempt may use it now.
     pub(crate) fn accepts_secret(&self, secret: &str, now: BootTime) -> bool {
         let runs = match &self.stage {
-            SupervisedStage::Running(reins) => reins.reach != ShimReach::Ended,
+            SupervisedStage::Running(running) => !running.has_ended(),
             SupervisedStage::Accepted { .. } | SupervisedStage::Finished { .. } => false,
         };
-        let heard = match self.stop_reason {
-            None | Some(StopReason::Canceled(_) | StopReason::Drained) => true,
-            Some(
-                StopReason::DiskFull
-                | StopReason::TooLong
-                | StopReason::LeaseEnded
-                | StopReason::Fenced,
-            ) => false,
-        };
-        let leased = self.lease.is_some_and(|lease| !lease.is_expired(now));
-        let fits = |voice: &ToolCalls| voice.granted.hash.matches_secret(secret);
-        runs && heard && leased && self.tool_calls.as_ref().is_some_and(fits)
+        let allowed = self.stop_reason.is_none_or(StopReason::allows_tool_calls);
+        runs && allowed && self.lease.is_valid(now) && self.tool_calls.accepts_secret(secret)
     }
 
-    /// What it has to leave.
+    /// The files that the attempt has to leave.
     pub(crate) fn required_files(&self) -> Option<RequiredFiles> {
-        self.tool_calls.as_ref()?.required_files.clone()
+        self.tool_calls.required_files.clone()
     }
 
-    /// What is known here of the attempt's own task.
+    /// The attempt's own task as far as the daemon has it.
     pub(crate) fn own_task(&self) -> OwnTask {
-        let granted = self.tool_calls.as_ref().map(|voice| voice.granted.clone());
+        let granted = self.tool_calls.granted.clone();
         let (goal, success_criteria, resume) = granted.map_or_else(Default::default, |granted| {
             (granted.goal, granted.success_criteria, granted.resume)
         });
@@ -80,31 +113,29 @@ impl SupervisedAttempt {
             success_criteria,
             resume,
             cancel_requested: matches!(self.stop_reason, Some(StopReason::Canceled(_))),
-            finish: self.agent_finish.clone(),
+            finish: self.tool_calls.finish.clone(),
         }
     }
 
-    /// Says it, and answers when the relay has it.
+    /// Whether another frame of a tool call may be queued.
+    pub(crate) fn has_frame_room(&self) -> bool {
+        self.outbox.queue().control_bytes() <= UNACKED_CONTROL_MAX
+    }
+
+    /// Queues the call's frame. The call is answered when the relay has acknowledged it.
     pub(crate) fn push_tool_frame(
         &mut self,
         body: Body,
         reply: oneshot::Sender<ToolAnswer>,
         clock: &Clock,
     ) {
-        self.push_frame(body, clock);
-        let seq = self.outbox.last_control_seq();
-        let Some(voice) = &mut self.tool_calls else {
-            return;
-        };
-        if voice.waiting.len() == WAITING_CALLS_MAX {
-            // Whoever asked may have gone; so below.
-            let _ = voice.waiting.remove(0).reply.send(noted_answer(false));
-        }
-        voice.waiting.push(WaitingToolCall { seq, reply });
+        self.outbox.push(body, clock);
+        let seq = self.outbox.queue().last_control_seq();
+        self.tool_calls.add_waiting(seq, reply);
     }
 
-    /// The agent says how its attempt ends. Fixed from here on: what the process does afterwards changes nothing. It is
-    /// stored with the frame that tells the summary.
+    /// The agent reports how its attempt ends. The outcome is fixed from here on, whatever the
+    /// process does afterwards. It is stored with the frame that carries the summary.
     pub(crate) fn fix_outcome(
         &mut self,
         finish: Finish,
@@ -112,17 +143,18 @@ impl SupervisedAttempt {
         clock: &Clock,
     ) {
         let summary = finish.summary.clone();
-        let TranscriptProgress { consumed, snapshot } = self.outbox.progress().clone();
+        let queue = self.outbox.queue_mut();
+        let TranscriptProgress { consumed, snapshot } = queue.progress().clone();
         let mut snapshot = FoldSnapshot::decode(snapshot).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
-        self.agent_finish = Some(finish);
-        if let SupervisedStage::Running(reins) = &self.stage {
-            reins.fix_outcome();
-        }
-        self.outbox.set_progress(TranscriptProgress {
+        queue.set_progress(TranscriptProgress {
             consumed,
             snapshot: snapshot.encode_to_vec().into(),
         });
+        self.tool_calls.finish = Some(finish);
+        if let SupervisedStage::Running(running) = &self.stage {
+            running.fix_outcome();
+        }
         let update = ProgressUpdate {
             summary: Some(summary),
             ..ProgressUpdate::default()
@@ -130,58 +162,39 @@ impl SupervisedAttempt {
         self.push_tool_frame(Body::Progress(update), reply, clock);
     }
 
-    /// What was fixed stays. The same again is no news.
-    pub(crate) fn refuse_after_outcome(&self, said: Option<&Finish>) -> Option<ToolAnswer> {
-        let fixed = self.agent_finish.as_ref()?;
-        if said == Some(fixed) {
+    /// The answer to a call after the outcome was fixed; `None` while it is open. The same outcome
+    /// once more is accepted without effect.
+    pub(crate) fn refuse_after_outcome(&self, repeated: Option<&Finish>) -> Option<ToolAnswer> {
+        let fixed = self.tool_calls.finish()?;
+        if repeated == Some(fixed) {
             return Some(noted_answer(false));
         }
-        let hint = "end your work: the daemon tells the outcome when the process has ended";
-        let over = error_detail(
+        let hint = "end your work: the daemon reports the outcome when the process has ended";
+        let refusal = error_detail(
             "outcome_fixed",
             "the outcome of this attempt is fixed",
             hint,
             "",
         );
-        Some(refused_answer("failed_precondition", over))
+        Some(refused_answer("failed_precondition", refusal))
     }
 
-    /// The relay has more of what was said.
-    pub(crate) fn on_acked(&mut self) {
-        let acked = self.outbox.acked().control_seq;
-        self.settle_waiting_calls(|waiting| (waiting.seq <= acked).then(|| noted_answer(true)));
-    }
-
-    /// The relay refused one frame, and changed nothing.
+    /// The relay refused one frame and changed nothing.
     pub(crate) fn on_frame_rejected(&mut self, seq: u64, error: &ErrorDetail) {
-        self.settle_waiting_calls(|waiting| {
+        self.tool_calls.settle(|waiting| {
             (waiting.seq == seq).then(|| refused_answer("failed_precondition", error.clone()))
         });
     }
 
-    /// A new stream: numbers may move, so nobody here can tell any more which ack is whose.
+    /// A new stream may renumber frames, so acks can no longer be matched with waiting calls.
     pub(crate) fn answer_waiting_calls(&mut self) {
-        self.settle_waiting_calls(|_| Some(noted_answer(false)));
+        self.tool_calls.settle(|_| Some(noted_answer(false)));
     }
 
-    /// What they said was thrown away: they are told that the attempt is over.
-    pub(super) fn drop_waiting_calls(&mut self) {
-        if let Some(voice) = &mut self.tool_calls {
-            voice.waiting.clear();
-        }
-    }
-
-    fn settle_waiting_calls(&mut self, answer: impl Fn(&WaitingToolCall) -> Option<ToolAnswer>) {
-        let Some(voice) = &mut self.tool_calls else {
-            return;
-        };
-        for waiting in std::mem::take(&mut voice.waiting) {
-            match answer(&waiting) {
-                Some(answer) => {
-                    let _ = waiting.reply.send(answer);
-                }
-                None => voice.waiting.push(waiting),
-            }
-        }
+    /// The relay has acknowledged more frames.
+    pub(crate) fn on_acked(&mut self) {
+        let acked = self.outbox.queue().acked().control_seq;
+        self.tool_calls
+            .settle(|waiting| (waiting.seq <= acked).then(|| noted_answer(true)));
     }
 }

@@ -1,7 +1,7 @@
-//! Taking over what an earlier daemon left. Every attempt's directory says what the attempt is and what the relay has
-//! not acknowledged; its shim, if it lives, says the rest. All shims are asked at once and none is waited for longer
-//! than two seconds, so that one that is stuck delays nobody's Hello. Nothing is killed here and nothing is decided:
-//! each attempt goes on as the task that an attempt always has.
+//! Adopts the attempts of an earlier daemon. An attempt's directory contains its description
+//! and the frames that the relay has not acknowledged; its shim, if it lives, has the rest. All
+//! shims are contacted at once, for at most two seconds, so that a stuck one does not delay
+//! Hello. Nothing is killed or decided here: each attempt goes on in its usual task.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,100 +12,100 @@ use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::attempt::{
-    self, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact, TranscriptReader,
-    read_lease,
+    self, AttemptControlReceiver, AttemptEnvironment, AttemptRunInput, ContactOutcome, ShimContact,
+    TranscriptReader, read_lease,
 };
 use crate::clock::BootTime;
 use crate::outbox::{self, OutboxTail};
 use crate::process::kill_unknown_attempts;
 use crate::storage::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId};
-use crate::supervised_attempt::{
-    AttemptControlReceivers, RecoveredAttempt, ShimReach, SupervisedAttempt,
-};
+use crate::supervised_attempt::{RecoveredAttempt, ShimReach, SupervisedAttempt};
 
-/// For all shims together.
+/// The time limit for all shims together.
 const SHIM_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An attempt of an earlier daemon, ready to be held.
+/// An attempt of an earlier daemon, ready to be supervised.
 pub(crate) struct AdoptedAttempt {
     pub(crate) id: AttemptId,
     pub(crate) attempt: SupervisedAttempt,
-    /// What its task goes on with; a finished one has none.
-    pub(crate) run: Option<(AttemptRunInput, AttemptControlReceivers)>,
+    /// What its task continues with; `None` for a finished attempt.
+    pub(crate) run: Option<(AttemptRunInput, AttemptControlReceiver)>,
 }
 
-/// Looks at every directory and asks every shim. What nobody asks for any more is ended meanwhile.
+/// Reads every directory and contacts every shim. Processes of unknown attempts are killed
+/// meanwhile.
 pub(crate) async fn adopt_attempts(
     attempts: AttemptDirectories,
     boot_id: &str,
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
 ) -> io::Result<Vec<AdoptedAttempt>> {
     let boot = boot_id.to_owned();
-    let found = tokio::task::spawn_blocking(move || scan_attempt_dirs(&attempts, &boot));
-    let found = found.await.expect("reading files does not panic")?;
-    let known: BTreeSet<String> = found.iter().map(|left| left.dir.id.to_string()).collect();
-    let until = workshop.clock.now().after(SHIM_ANSWER_TIMEOUT);
+    let scanned = tokio::task::spawn_blocking(move || scan_attempt_dirs(&attempts, &boot));
+    let scanned = scanned.await.expect("reading files does not panic")?;
+    let known: BTreeSet<String> = scanned.iter().map(|left| left.dir.id.to_string()).collect();
+    let until = environment.clock.now().after(SHIM_ANSWER_TIMEOUT);
     let (attempts, (), ()) = tokio::join!(
-        contact_shims(found, workshop, until),
-        kill_unknown_processes(workshop, &known, until),
-        remove_unknown_groups(workshop, &known),
+        contact_shims(scanned, environment, until),
+        kill_unknown_processes(environment, &known, until),
+        remove_unknown_groups(environment, &known),
     );
     Ok(attempts)
 }
 
 async fn contact_shims(
-    found: Vec<ScannedAttemptDir>,
-    workshop: &AttemptEnvironment,
+    scanned: Vec<ScannedAttemptDir>,
+    environment: &AttemptEnvironment,
     until: BootTime,
 ) -> Vec<AdoptedAttempt> {
-    let mut asked = JoinSet::new();
-    for left in found {
-        let Some(remains) = left.recovered else {
+    let mut contacts = JoinSet::new();
+    for left in scanned {
+        let Some(recovered) = left.recovered else {
             continue;
         };
-        let (dir, workshop) = (left.dir, workshop.clone());
-        asked.spawn(async move {
-            let standing = contact_shim(&dir, &remains, left.is_same_boot, &workshop, until).await;
-            (dir, remains, standing)
+        let (dir, environment) = (left.dir, environment.clone());
+        contacts.spawn(async move {
+            let state =
+                contact_shim(&dir, &recovered, left.is_same_boot, &environment, until).await;
+            (dir, recovered, state)
         });
     }
     let mut adopted = Vec::new();
-    while let Some(answer) = asked.join_next().await {
-        let (dir, remains, standing) = answer.expect("asking a shim does not panic");
-        adopted.push(adopt(dir, remains, standing, workshop));
+    while let Some(answer) = contacts.join_next().await {
+        let (dir, recovered, state) = answer.expect("contacting a shim does not panic");
+        adopted.push(adopt(dir, recovered, state, environment));
     }
     adopted
 }
 
-/// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them. One that does not
-/// die delays nobody's Hello.
+/// Kills processes of this daemon whose attempts have no directory any more, because they have
+/// no owner. Those that do not die do not delay Hello.
 async fn kill_unknown_processes(
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
     known: &BTreeSet<String>,
     until: BootTime,
 ) {
-    if workshop.daemon_id.is_empty() {
+    if environment.daemon_id.is_empty() {
         return;
     }
-    let ended = kill_unknown_attempts(&workshop.daemon_id, known, &workshop.clock);
+    let ended = kill_unknown_attempts(&environment.daemon_id, known, &environment.clock);
     let swept = tokio::select! {
         swept = ended => swept,
-        () = workshop.clock.sleep_until(until) => {
-            warn!("processes of attempts that this daemon knows nothing of do not die");
+        () = environment.clock.sleep_until(until) => {
+            warn!("processes of unknown attempts cannot be killed");
             return;
         }
     };
     if swept.killed > 0 {
         warn!(
             killed = swept.killed,
-            "killed processes of attempts that this daemon knows nothing of"
+            "killed processes of unknown attempts"
         );
     }
 }
 
-/// The same by their control groups.
-async fn remove_unknown_groups(workshop: &AttemptEnvironment, known: &BTreeSet<String>) {
-    if let Some(groups) = &workshop.control_groups {
+/// Removes control groups of unknown attempts.
+async fn remove_unknown_groups(environment: &AttemptEnvironment, known: &BTreeSet<String>) {
+    if let Some(groups) = &environment.control_groups {
         groups.remove_unknown_groups(|id| known.contains(id)).await;
     }
 }
@@ -114,7 +114,7 @@ async fn remove_unknown_groups(workshop: &AttemptEnvironment, known: &BTreeSet<S
 struct ScannedAttemptDir {
     dir: AttemptDir,
     is_same_boot: bool,
-    /// None where it cannot be read; then it is left alone.
+    /// `None` when it cannot be read; then it is left alone.
     recovered: Option<RecoveredAttempt>,
 }
 
@@ -122,35 +122,36 @@ fn scan_attempt_dirs(
     attempts: &AttemptDirectories,
     boot_id: &str,
 ) -> io::Result<Vec<ScannedAttemptDir>> {
-    let mut found = Vec::new();
+    let mut scanned = Vec::new();
     for dir in attempts.list()? {
         match dir.has_meta() {
-            Ok(true) => found.push(scan_attempt_dir(dir, boot_id)),
+            Ok(true) => scanned.push(scan_attempt_dir(dir, boot_id)),
             Ok(false) => {
                 if let Err(error) = dir.remove() {
                     warn!(attempt_id = %dir.id, error = %error, "cannot remove what is left of an attempt");
                 }
             }
-            // One bad entry is no reason to leave all the others alone.
-            Err(error) => found.push(unreadable_dir(dir, false, &error.to_string())),
+            // One unreadable entry does not prevent the adoption of the others.
+            Err(error) => scanned.push(unreadable_dir(dir, false, &error.to_string())),
         }
     }
-    Ok(found)
+    Ok(scanned)
 }
 
 fn scan_attempt_dir(dir: AttemptDir, boot_id: &str) -> ScannedAttemptDir {
     let meta = dir.read_meta();
     let same_boot = meta.as_ref().is_ok_and(|meta| meta.boot_id == boot_id);
-    // A machine that stopped may have written the last record wrong; a daemon that was killed may not.
+    // After a crash of the machine the last record may have wrong contents; after a killed
+    // daemon it can only be incomplete.
     let tail = if same_boot {
         OutboxTail::MayBeTorn
     } else {
         OutboxTail::MayBeCorrupt
     };
-    let remains = meta.map_err(|error| error.to_string()).and_then(|meta| {
+    let recovered = meta.map_err(|error| error.to_string()).and_then(|meta| {
         let stored = outbox::read_outbox(&dir.outbox_path(), tail).map_err(|error| error.to_string())?;
         if stored.torn_bytes > 0 {
-            info!(attempt_id = %dir.id, bytes = stored.torn_bytes, "the end of an outbox was cut short");
+            info!(attempt_id = %dir.id, bytes = stored.torn_bytes, "the torn end of an outbox was cut off");
         }
         Ok(RecoveredAttempt {
             id: dir.id,
@@ -159,23 +160,27 @@ fn scan_attempt_dir(dir: AttemptDir, boot_id: &str) -> ScannedAttemptDir {
         })
     });
     let started = read_lease(dir.path()).is_some();
-    match remains {
-        Ok(remains)
-            if remains.lacks_agent_session() && (started || remains.is_launch_reported()) =>
+    match recovered {
+        Ok(recovered)
+            if recovered.lacks_agent_session() && (started || recovered.is_launch_reported()) =>
         {
-            unreadable_dir(dir, same_boot, "what was said with its agent is not there")
+            unreadable_dir(
+                dir,
+                same_boot,
+                "the stored session with its agent is missing",
+            )
         }
-        Ok(remains) => ScannedAttemptDir {
+        Ok(recovered) => ScannedAttemptDir {
             dir,
             is_same_boot: same_boot,
-            recovered: Some(remains),
+            recovered: Some(recovered),
         },
         Err(error) => unreadable_dir(dir, same_boot, &error),
     }
 }
 
 fn unreadable_dir(dir: AttemptDir, same_boot: bool, error: &str) -> ScannedAttemptDir {
-    error!(attempt_id = %dir.id, error, "an attempt cannot be taken over; its lease ends it");
+    error!(attempt_id = %dir.id, error, "an attempt cannot be adopted; it ends with its lease");
     ScannedAttemptDir {
         dir,
         is_same_boot: same_boot,
@@ -183,7 +188,7 @@ fn unreadable_dir(dir: AttemptDir, same_boot: bool, error: &str) -> ScannedAttem
     }
 }
 
-/// How an attempt stands, as far as its directory and its shim say.
+/// The state of an attempt by its directory and its shim.
 enum AdoptionState {
     Finished,
     NeverStarted,
@@ -192,40 +197,40 @@ enum AdoptionState {
 
 async fn contact_shim(
     dir: &AttemptDir,
-    remains: &RecoveredAttempt,
+    recovered: &RecoveredAttempt,
     same_boot: bool,
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
     until: BootTime,
 ) -> AdoptionState {
-    if remains.is_finished() {
+    if recovered.is_finished() {
         return AdoptionState::Finished;
     }
     if !same_boot {
         return AdoptionState::Started(ShimContact::Gone { same_boot });
     }
-    // Written right before the shim is started.
-    if read_lease(dir.path()).is_none() && !remains.is_launch_reported() {
+    // The lease file is written right before the shim is started.
+    if read_lease(dir.path()).is_none() && !recovered.is_launch_reported() {
         let left = attempt::clean_up_unused(
-            remains.meta.workspace.as_ref(),
-            &remains.meta.attempt,
+            recovered.meta.workspace.as_ref(),
+            &recovered.meta.attempt,
             dir,
-            workshop,
+            environment,
         );
         tokio::select! {
             () = left => {}
-            () = workshop.clock.sleep_until(until) => {
-                warn!(attempt_id = %dir.id, "no time to leave the workspace of an attempt that never started");
+            () = environment.clock.sleep_until(until) => {
+                warn!(attempt_id = %dir.id, "the workspace of an unstarted attempt was not cleaned up in time");
             }
         }
         return AdoptionState::NeverStarted;
     }
     let id = dir.id.to_string();
     let contacted = tokio::select! {
-        contacted = attempt::contact_shim(dir.path(), &id, &workshop.instance_id) => contacted,
-        () = workshop.clock.sleep_until(until) => ContactOutcome::Silent,
+        contacted = attempt::contact_shim(dir.path(), &id, &environment.instance_id) => contacted,
+        () = environment.clock.sleep_until(until) => ContactOutcome::Silent,
     };
     AdoptionState::Started(match contacted {
-        ContactOutcome::Reached(found) => ShimContact::Adopted(found),
+        ContactOutcome::Reached(scanned) => ShimContact::Adopted(scanned),
         ContactOutcome::Gone => ShimContact::Gone { same_boot },
         ContactOutcome::Silent => ShimContact::Unreachable,
     })
@@ -233,84 +238,78 @@ async fn contact_shim(
 
 fn adopt(
     dir: AttemptDir,
-    remains: RecoveredAttempt,
-    standing: AdoptionState,
-    workshop: &AttemptEnvironment,
+    recovered: RecoveredAttempt,
+    state: AdoptionState,
+    environment: &AttemptEnvironment,
 ) -> AdoptedAttempt {
-    let (held, errand) = match standing {
-        AdoptionState::Finished => (SupervisedAttempt::restore_finished(remains), None),
+    let (attempt, input) = match state {
+        AdoptionState::Finished => (SupervisedAttempt::restore_finished(recovered), None),
         AdoptionState::NeverStarted => (
-            SupervisedAttempt::restore_unstarted(remains, &workshop.clock),
+            SupervisedAttempt::restore_unstarted(recovered, &environment.clock),
             None,
         ),
-        AdoptionState::Started(contact) => resume_attempt(&dir, remains, contact, workshop),
+        AdoptionState::Started(contact) => resume_attempt(&dir, recovered, contact, environment),
     };
     AdoptedAttempt {
         id: dir.id,
-        attempt: held,
-        run: errand,
+        attempt,
+        run: input,
     }
 }
 
 fn resume_attempt(
     dir: &AttemptDir,
-    remains: RecoveredAttempt,
+    recovered: RecoveredAttempt,
     contact: ShimContact,
-    workshop: &AttemptEnvironment,
+    environment: &AttemptEnvironment,
 ) -> (
     SupervisedAttempt,
-    Option<(AttemptRunInput, AttemptControlReceivers)>,
+    Option<(AttemptRunInput, AttemptControlReceiver)>,
 ) {
     let (reach, token, lease) = match &contact {
-        ShimContact::Adopted(found) => (
+        ShimContact::Adopted(scanned) => (
             ShimReach::Linked,
-            found.presence.token.clone(),
-            found.lease(),
+            scanned.presence.token.clone(),
+            scanned.lease(),
         ),
         ShimContact::Unreachable => (ShimReach::Unreachable, None, read_lease(dir.path())),
         ShimContact::Gone { .. } | ShimContact::Launch { .. } => (ShimReach::Ended, None, None),
     };
-    info!(attempt_id = %dir.id, ?reach, "took over an attempt");
-    let snapshot = remains.snapshot();
-    let position = remains.stored.outbox.progress().consumed;
-    let fold = TranscriptReader::restore(
-        remains.meta.deadlines,
+    info!(attempt_id = %dir.id, ?reach, "adopted an attempt");
+    let snapshot = recovered.snapshot();
+    let position = recovered.stored.outbox.progress().consumed;
+    let reader = TranscriptReader::restore(
+        recovered.meta.deadlines,
         &snapshot,
         position,
-        workshop.clock.now(),
+        environment.clock.now(),
     );
-    let errand = AttemptRunInput {
+    let input = AttemptRunInput {
         attempt_id: dir.id.to_string(),
-        task_id: remains.meta.attempt.task_id.clone(),
-        workspace: remains.meta.workspace.clone(),
-        cleanup_term: remains.meta.cleanup_term,
-        required_files: remains.meta.required_files.clone(),
+        task_id: recovered.meta.attempt.task_id.clone(),
+        workspace: recovered.meta.workspace.clone(),
+        cleanup_term: recovered.meta.cleanup_term,
+        required_files: recovered.meta.required_files.clone(),
         directory: dir.path().to_owned(),
-        transcript_reader: fold,
+        transcript_reader: reader,
         replay_from: snapshot.position,
         position,
         shim_contact: contact,
     };
-    let (held, bits) = SupervisedAttempt::restore_running(remains, token, lease, reach);
-    (held, Some((errand, bits)))
+    let (attempt, control) = SupervisedAttempt::restore_running(recovered, token, lease, reach);
+    (attempt, Some((input, control)))
 }
 
 impl Supervisor {
-    /// Holds what was taken over; each goes on where it was.
+    /// Supervises the adopted attempts; each goes on where it was.
     pub(crate) fn adopt_all(&mut self, adopted: Vec<AdoptedAttempt>) {
-        for AdoptedAttempt {
-            id,
-            attempt: held,
-            run: errand,
-        } in adopted
-        {
+        for AdoptedAttempt { id, attempt, run } in adopted {
             let id = id.to_string();
-            self.supervised.insert(id.clone(), held);
-            if let Some((errand, bits)) = errand {
-                self.spawn_attempt_task(errand, bits);
+            self.attempts.insert(&id, attempt);
+            if let Some((input, control)) = run {
+                self.tasks.run(input, control, self.identity.daemon_id());
             }
-            self.enqueue(&id);
-            self.remove_if_settled(&id);
+            self.disk.remove_dirs(self.attempts.remove_if_settled(&id));
         }
     }
 }

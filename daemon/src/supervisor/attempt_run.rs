@@ -1,40 +1,42 @@
-//! The tasks of attempts: each drives one shim and tells what happens there. What it tells becomes frames in `held`.
+//! Starts the tasks of attempts and handles what they report.
 
 use baton_proto::codes;
+use tokio::task::{Id, JoinError};
 use tracing::info;
 
 use super::Supervisor;
 use super::attempt_tasks::AttemptTaskKind;
 use crate::agents::{AttemptVerdict, judge_ending};
 use crate::attempt::{
-    self, AttemptChannels, AttemptEnding, AttemptEnvironment, AttemptEvent, AttemptRunInput,
-    ChildStdin, ShimContact, TranscriptReader,
+    AttemptEnding, AttemptEvent, AttemptRunInput, ChildStdin, ShimContact, TranscriptReader,
 };
-use crate::supervised_attempt::{AttemptControlReceivers, AttemptStart};
+use crate::process::TerminationOutcome;
+use crate::storage::conversation_store::{ConversationStore, ConversationTurn};
+use crate::supervised_attempt::{AttemptStart, SupervisedAttempt};
 
 impl Supervisor {
-    /// What starts once its lease is confirmed.
+    /// Starts the task of an attempt whose lease was confirmed.
     pub(super) fn start_attempt(&mut self, start: AttemptStart) {
         let AttemptStart {
             plan,
             token,
             dir,
-            control: bits,
+            control,
         } = start;
         info!(attempt_id = %plan.attempt_id, "lease confirmed; starting");
-        let fold = TranscriptReader::new(plan.deadlines);
-        let fold = match &plan.stdin {
-            ChildStdin::Prompt(_) => fold,
-            ChildStdin::AgentSession(talk) => fold.with_agent_session(talk.clone()),
+        let reader = TranscriptReader::new(plan.deadlines);
+        let transcript_reader = match &plan.stdin {
+            ChildStdin::Prompt(_) => reader,
+            ChildStdin::AgentSession(session) => reader.with_agent_session(session.clone()),
         };
-        let errand = AttemptRunInput {
+        let input = AttemptRunInput {
             attempt_id: plan.attempt_id.clone(),
             task_id: plan.task_id.clone(),
             workspace: Some(plan.workspace.clone()),
             cleanup_term: plan.cleanup_term,
             required_files: plan.required_files.clone(),
             directory: self.attempt_dirs.attempt_dir(dir).path().to_owned(),
-            transcript_reader: fold,
+            transcript_reader,
             position: 0,
             replay_from: 0,
             shim_contact: ShimContact::Launch {
@@ -42,86 +44,67 @@ impl Supervisor {
                 token,
             },
         };
-        self.spawn_attempt_task(errand, bits);
-        let now = self.clock.now();
-        let shortest = self.shortest_ttl();
-        if let Some((live, ttl)) = self.live_session.as_mut().zip(shortest) {
-            live.heartbeats.shorten_for_lease(ttl, now);
-        }
-    }
-
-    /// The task that an attempt has from here to its end.
-    pub(super) fn spawn_attempt_task(
-        &mut self,
-        errand: AttemptRunInput,
-        bits: AttemptControlReceivers,
-    ) {
-        let lines = AttemptChannels {
-            stop: bits.stop,
-            pause_output: bits.pause_output,
-            lease: bits.lease,
-            received_position: bits.received_position,
-            consumed: bits.consumed,
-            stored_answers: bits.stored_answers,
-            outcome_fixed: bits.outcome_fixed,
-            answers: bits.answers,
-            lease_delivered: bits.lease_delivered,
-            events: self.event_sender.clone(),
-        };
-        let id = errand.attempt_id.clone();
-        let workshop = AttemptEnvironment {
-            // The relay may have given it meanwhile.
-            daemon_id: self.identity.daemon_id().to_owned(),
-            ..self.attempt_environment.clone()
-        };
-        let task = self
-            .tasks
-            .spawn(attempt::run_attempt(errand, lines, workshop))
-            .id();
-        self.task_kinds.insert(task, AttemptTaskKind::Run(id));
+        self.tasks.run(input, control, self.identity.daemon_id());
+        let shortest_ttl = self.attempts.shortest_ttl();
+        self.relay.shorten_for_lease(shortest_ttl, self.clock.now());
     }
 
     pub(super) fn on_attempt_event(&mut self, id: &str, event: AttemptEvent) {
-        if let AttemptEvent::Ended(ending) = &event {
-            self.record_conversation(id, ending);
+        let relay_expected = self.relay.is_expected();
+        let attempt = self.attempts.get(id);
+        if let AttemptEvent::Ended(ending) = &event
+            && let Some(turn) = attempt.and_then(SupervisedAttempt::conversation)
+        {
+            record_turn(&mut self.conversations, turn, ending, self.clock.wall());
         }
-        let keeping_up = self.is_relay_expected();
-        if let Some(held) = self.supervised.get_mut(id) {
-            held.on_event(event, &self.clock);
-            held.update_backpressure(keeping_up);
-            self.enqueue(id);
-        }
+        self.attempts.update(id, |attempt, clock| {
+            attempt.on_event(event, clock);
+            attempt.update_backpressure(relay_expected);
+        });
     }
 
-    /// The next turn goes on with what the agent calls the conversation now, or begins anew if it knows it no more.
-    fn record_conversation(&mut self, id: &str, ending: &AttemptEnding) {
-        let held = self.supervised.get(id);
-        let Some(conversing) = held.and_then(|held| held.conversation.as_ref()) else {
-            return;
+    /// A task has ended. One that panicked has to be replaced: its attempt must not keep its slot
+    /// and its lease.
+    pub(super) fn on_task_ended(&mut self, joined: Result<(Id, ()), JoinError>) {
+        let is_running = |supervisor: &Self, id: &str| {
+            let attempt = supervisor.attempts.get(id);
+            attempt.is_some_and(SupervisedAttempt::is_running)
         };
-        match judge_ending(ending) {
-            AttemptVerdict::Failed(failing) if failing.code == codes::RESUME_FAILED => {
-                self.conversations.remove(&conversing.key);
+        match self.tasks.on_joined(joined) {
+            Some(AttemptTaskKind::Run(id)) if is_running(self, &id) => self.tasks.clean_up(id),
+            // The cleanup has failed too, so nothing is proved: the fence waits for the lease.
+            Some(AttemptTaskKind::CleanUp(id)) if is_running(self, &id) => {
+                let ending = AttemptEnding::daemon_fault(TerminationOutcome::default());
+                self.on_attempt_event(&id, AttemptEvent::Ended(ending));
             }
-            AttemptVerdict::Complete(_)
-            | AttemptVerdict::Failed(_)
-            | AttemptVerdict::Withdrawn { .. }
-            | AttemptVerdict::Stopped => {
-                let Some(spoken) = &ending.agent_summary else {
-                    return;
-                };
-                let usage = spoken.end.as_ref().and_then(|end| end.usage.as_ref());
-                if let Some(session) = &spoken.conversation {
-                    let now = self.clock.wall();
-                    self.conversations
-                        .record_turn(conversing, session, usage, now);
-                }
-            }
+            Some(AttemptTaskKind::Run(_) | AttemptTaskKind::CleanUp(_)) | None => {}
         }
     }
+}
 
-    /// Whether the relay is there to take what attempts say, or is expected any moment.
-    pub(super) fn is_relay_expected(&self) -> bool {
-        self.live_session.is_some() || self.relay_awaited_until.is_some()
+/// Records the agent's current id of the conversation for the next turn. A conversation that the
+/// agent could not resume is removed, so that the next turn begins a new one.
+fn record_turn(
+    conversations: &mut ConversationStore,
+    turn: &ConversationTurn,
+    ending: &AttemptEnding,
+    now: std::time::SystemTime,
+) {
+    match judge_ending(ending) {
+        AttemptVerdict::Failed(failed) if failed.code == codes::RESUME_FAILED => {
+            conversations.remove(&turn.key);
+        }
+        AttemptVerdict::Complete(_)
+        | AttemptVerdict::Failed(_)
+        | AttemptVerdict::Withdrawn { .. }
+        | AttemptVerdict::Stopped => {
+            let Some(summary) = &ending.agent_summary else {
+                return;
+            };
+            let usage = summary.end.as_ref().and_then(|end| end.usage.as_ref());
+            if let Some(session) = &summary.conversation {
+                conversations.record_turn(turn, session, usage, now);
+            }
+        }
     }
 }

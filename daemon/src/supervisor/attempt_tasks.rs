@@ -1,64 +1,121 @@
-//! Which task owes which attempt its end. A task that dies without a word must not keep its slot and its lease:
-//! what it left is swept, and the attempt ends as an error.
+//! The tasks of the daemon's attempts, and which attempt each of them belongs to.
+//!
+//! A task that panics must not keep its attempt's slot and lease, so the supervisor learns of its
+//! end here.
 
-use tokio::task::{Id, JoinError};
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::{Id, JoinError, JoinSet};
 use tracing::error;
 
-use super::Supervisor;
-use crate::attempt::{self, AttemptEnding, AttemptEvent};
-use crate::process::TerminationOutcome;
-use crate::supervised_attempt::SupervisedAttempt;
+use crate::attempt::{
+    self, AttemptControlReceiver, AttemptEnvironment, AttemptEvent, AttemptRunInput,
+};
+use crate::clock::{BootTime, Clock};
+use crate::process::reap_orphans;
 
-/// What a task does for the attempt of this id.
+/// Events of all attempts together. When it is full the attempts wait, and so do their children.
+const EVENT_QUEUE: usize = 256;
+/// Orphans whose end was not noticed are reaped this often.
+const REAP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// An event with the id of its attempt.
+pub(super) type EventReceiver = mpsc::Receiver<(String, AttemptEvent)>;
+
+/// What a task does for the attempt with this id.
 pub(super) enum AttemptTaskKind {
     Run(String),
-    /// Ends what a task that died has left.
+    /// Kills the processes that a panicked task has left.
     CleanUp(String),
 }
 
-impl Supervisor {
-    pub(super) fn on_task_ended(&mut self, over: Result<(Id, ()), JoinError>) {
-        match over {
+pub(super) struct AttemptTasks {
+    tasks: JoinSet<()>,
+    kinds: HashMap<Id, AttemptTaskKind>,
+    events: mpsc::Sender<(String, AttemptEvent)>,
+    environment: AttemptEnvironment,
+    clock: Clock,
+    reap_at: BootTime,
+}
+
+impl AttemptTasks {
+    pub(super) fn new(environment: AttemptEnvironment, clock: Clock) -> (Self, EventReceiver) {
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        let tasks = Self {
+            tasks: JoinSet::new(),
+            kinds: HashMap::new(),
+            events,
+            environment,
+            reap_at: clock.now().after(REAP_INTERVAL),
+            clock,
+        };
+        (tasks, receiver)
+    }
+
+    /// Starts the task that an attempt has from here to its end.
+    pub(super) fn run(
+        &mut self,
+        input: AttemptRunInput,
+        control: AttemptControlReceiver,
+        daemon_id: &str,
+    ) {
+        let id = input.attempt_id.clone();
+        let environment = AttemptEnvironment {
+            // The relay may have assigned it since the start.
+            daemon_id: daemon_id.to_owned(),
+            ..self.environment.clone()
+        };
+        let run = attempt::run_attempt(input, control, self.events.clone(), environment);
+        let task = self.tasks.spawn(run).id();
+        self.kinds.insert(task, AttemptTaskKind::Run(id));
+    }
+
+    /// Kills what the panicked task of this attempt has left, and reports that as its end.
+    pub(super) fn clean_up(&mut self, id: String) {
+        let (events, clock) = (self.events.clone(), self.clock.clone());
+        let cleanup = attempt::report_dead_task(id.clone(), events, clock);
+        let task = self.tasks.spawn(cleanup).id();
+        self.kinds.insert(task, AttemptTaskKind::CleanUp(id));
+    }
+
+    /// Cancel safe.
+    pub(super) async fn join_next(&mut self) -> Option<Result<(Id, ()), JoinError>> {
+        self.tasks.join_next_with_id().await
+    }
+
+    /// The attempt whose task has panicked.
+    pub(super) fn on_joined(
+        &mut self,
+        joined: Result<(Id, ()), JoinError>,
+    ) -> Option<AttemptTaskKind> {
+        match joined {
             Ok((task, ())) => {
-                self.task_kinds.remove(&task);
+                self.kinds.remove(&task);
+                None
             }
-            Err(death) => {
-                error!(error = %death, "a task of the daemon died");
-                match self.task_kinds.remove(&death.id()) {
-                    Some(AttemptTaskKind::Run(id)) => self.clean_up_dead_task(id),
-                    // Nobody could look, so nothing is proved: the fence waits for the lease to end.
-                    Some(AttemptTaskKind::CleanUp(id)) => self.end_without_proof(&id),
-                    // It only reaped orphans, and will again.
-                    None => {}
-                }
+            Err(panic) => {
+                error!(error = %panic, "a task of the daemon has panicked");
+                // Without an entry it only reaped orphans, and will be started again.
+                self.kinds.remove(&panic.id())
             }
         }
     }
 
-    fn clean_up_dead_task(&mut self, id: String) {
-        if self
-            .supervised
-            .get(&id)
-            .is_some_and(SupervisedAttempt::is_running)
-        {
-            let grave = attempt::report_dead_task(
-                id.clone(),
-                self.event_sender.clone(),
-                self.clock.clone(),
-            );
-            let task = self.tasks.spawn(grave).id();
-            self.task_kinds.insert(task, AttemptTaskKind::CleanUp(id));
+    pub(super) fn reap_at(&self) -> BootTime {
+        self.reap_at
+    }
+
+    pub(super) fn reap_orphans_if_due(&mut self, now: BootTime) {
+        if self.reap_at <= now {
+            self.reap_at = now.after(REAP_INTERVAL);
+            self.tasks.spawn_blocking(reap_orphans);
         }
     }
 
-    fn end_without_proof(&mut self, id: &str) {
-        if self
-            .supervised
-            .get(id)
-            .is_some_and(SupervisedAttempt::is_running)
-        {
-            let ending = AttemptEnding::daemon_fault(TerminationOutcome::default());
-            self.on_attempt_event(id, AttemptEvent::Ended(ending));
-        }
+    #[cfg(test)]
+    pub(super) fn abort_all(&mut self) {
+        self.tasks.abort_all();
     }
 }

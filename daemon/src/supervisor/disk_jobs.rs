@@ -1,76 +1,101 @@
-//! The supervisor and the disk: what is to be written goes to the writer as far as there is room, what it reports opens the gate for
-//! frames, and a disk that refuses is a state of the daemon. The loop never waits for the disk.
+//! The supervisor and the disk: jobs are submitted to the writer as far as it has room, and its
+//! reports allow frames to be sent. A disk that refuses writes is a state of the daemon. The loop
+//! never waits for the disk.
 
+use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::time::Duration;
 
 use tokio::sync::mpsc::error::TrySendError;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use super::Supervisor;
+use super::attempt_table::AttemptTable;
 use crate::clock::BootTime;
 use crate::machine::disk_monitor::DiskState;
-use crate::machine::memory_monitor::MachineUsage;
-use crate::outbox::{OutboxJob, OutboxReport};
+use crate::outbox::{OutboxJob, OutboxReport, OutboxWriter};
 use crate::storage::attempt_dir::AttemptId;
+use crate::storage::conversation_store::ConversationStore;
+use crate::storage::relay_epochs::RelayEpochs;
 use crate::supervised_attempt::StopReason;
 
-/// How often the free space is looked at, and while there is too little.
-const DISK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-const LOW_DISK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The writer thread, and the directories that it still has to remove.
+pub(super) struct DiskJobs {
+    writer: OutboxWriter,
+    dirs_to_remove: VecDeque<AttemptId>,
+}
 
-impl Supervisor {
-    /// Hands over what waits for the disk.
-    pub(super) fn submit_jobs(&mut self) {
-        if self.submit_small_jobs() && self.submit_attempt_jobs() {
-            return;
+impl DiskJobs {
+    pub(super) fn new(writer: OutboxWriter) -> Self {
+        Self {
+            writer,
+            dirs_to_remove: VecDeque::new(),
         }
-        if self.writer.jobs.is_closed() {
-            self.on_writer_died();
-        }
-        // Full: the next report makes room.
     }
 
-    fn submit_small_jobs(&mut self) -> bool {
+    /// Cancel safe.
+    pub(super) async fn next_report(&mut self) -> Option<OutboxReport> {
+        self.writer.reports.recv().await
+    }
+
+    pub(super) fn remove_dirs(&mut self, ids: impl IntoIterator<Item = AttemptId>) {
+        self.dirs_to_remove.extend(ids);
+    }
+
+    fn has_removals(&self) -> bool {
+        !self.dirs_to_remove.is_empty()
+    }
+
+    fn is_writer_dead(&self) -> bool {
+        self.writer.jobs.is_closed()
+    }
+
+    /// False when the writer has no room for more.
+    fn submit_removals(&mut self) -> bool {
         while let Some(id) = self.dirs_to_remove.front() {
-            if self
-                .writer
-                .jobs
-                .try_send(OutboxJob::Remove { id: *id })
-                .is_err()
-            {
+            let removal = OutboxJob::Remove { id: *id };
+            if self.writer.jobs.try_send(removal).is_err() {
                 return false;
             }
             self.dirs_to_remove.pop_front();
         }
-        // Ahead of the frames that tell the ends of their turns.
-        while self.conversations.has_unsaved() {
+        true
+    }
+
+    /// False when the writer has no room for more.
+    fn submit_conversations(&self, conversations: &mut ConversationStore) -> bool {
+        while conversations.has_unsaved() {
             let Ok(room) = self.writer.jobs.try_reserve() else {
                 return false;
             };
-            if let Some(note) = self.conversations.take_unsaved() {
-                room.send(OutboxJob::StoreConversation(note));
+            if let Some(change) = conversations.take_unsaved() {
+                room.send(OutboxJob::StoreConversation(change));
             }
         }
-        if !self.epochs.has_unsaved() {
+        true
+    }
+
+    /// False when the writer has no room for more.
+    fn submit_epochs(&self, epochs: &mut RelayEpochs) -> bool {
+        if !epochs.has_unsaved() {
             return true;
         }
         let Ok(room) = self.writer.jobs.try_reserve() else {
             return false;
         };
-        if let Some(text) = self.epochs.take_unsaved() {
+        if let Some(text) = epochs.take_unsaved() {
             room.send(OutboxJob::StoreEpochs(text));
         }
         true
     }
 
-    fn submit_attempt_jobs(&mut self) -> bool {
-        for held in self.supervised.values_mut() {
-            while held.has_disk_job() {
+    /// False when the writer has no room for more.
+    fn submit_frames(&self, attempts: &mut AttemptTable) -> bool {
+        for attempt in attempts.values_mut() {
+            while attempt.has_disk_job() {
                 let Ok(room) = self.writer.jobs.try_reserve() else {
                     return false;
                 };
-                match held.next_disk_job() {
+                match attempt.next_disk_job() {
                     Some(job) => room.send(job),
                     None => break,
                 }
@@ -79,148 +104,139 @@ impl Supervisor {
         true
     }
 
+    /// The disk accepts writes: frames that are only in memory are written. What finds no room now
+    /// is submitted after the next check.
+    fn submit_repairs(&self, attempts: &mut AttemptTable) {
+        for attempt in attempts
+            .values_mut()
+            .filter(|attempt| attempt.needs_repair())
+        {
+            let Ok(room) = self.writer.jobs.try_reserve() else {
+                return;
+            };
+            if let Some(job) = attempt.repair_job() {
+                room.send(job);
+            }
+        }
+    }
+
+    /// False when the writer has died. A writer without room reports on the disk by its other jobs.
+    fn submit_check(&self, probe: bool) -> bool {
+        let check = self.writer.jobs.try_send(OutboxJob::CheckDisk { probe });
+        !matches!(check, Err(TrySendError::Closed(_)))
+    }
+}
+
+impl Supervisor {
+    /// Submits what waits for the disk. Conversations go before frames, so that the end of a turn
+    /// is not reported before its conversation is stored.
+    pub(super) fn submit_jobs(&mut self) {
+        let submitted = self.disk.submit_removals()
+            && self.disk.submit_conversations(&mut self.conversations)
+            && self.disk.submit_epochs(&mut self.epochs)
+            && self.disk.submit_frames(&mut self.attempts);
+        // When the queue is full, the next report makes room.
+        if !submitted && self.disk.is_writer_dead() {
+            self.on_writer_died();
+        }
+    }
+
     pub(super) fn on_writer_report(&mut self, report: OutboxReport) {
+        let relay_expected = self.relay.is_expected();
         match report {
             OutboxReport::Stored { id, durable } => {
-                let (id, keeping_up) = (id.to_string(), self.is_relay_expected());
-                if let Some(held) = self.supervised.get_mut(&id) {
-                    held.outbox.log_mut().on_durable(durable);
-                    held.on_stored();
-                    held.update_backpressure(keeping_up);
-                    self.enqueue(&id);
-                }
+                self.attempts.update(&id.to_string(), |attempt, _| {
+                    attempt.on_durable(durable);
+                    attempt.update_backpressure(relay_expected);
+                });
             }
             OutboxReport::NotReplaced { id } => {
-                if let Some(held) = self.supervised.get_mut(&id.to_string()) {
-                    held.outbox.log_mut().on_replaced();
+                if let Some(attempt) = self.attempts.get_mut(&id.to_string()) {
+                    attempt.on_not_replaced();
                 }
             }
             OutboxReport::Failed { id, error } => {
-                warn!(attempt_id = %id, %error, "the attempt fails because its frames cannot be stored");
-                let before = self.disk.state();
+                warn!(attempt_id = %id, %error, "the attempt fails: its frames cannot be stored");
+                let before = self.resources.disk_state();
                 let why = match error.kind() {
-                    // What no disk would take says nothing about this one.
+                    // A frame that is too large for any disk is no fault of this one.
                     ErrorKind::InvalidData => StopReason::TooLong,
                     _ => {
-                        self.disk.on_write_failed();
+                        self.resources.on_write_failed();
                         StopReason::DiskFull
                     }
                 };
                 self.on_disk_state(before);
-                self.disk_check_at = self.clock.now();
-                self.on_attempt_write_failed(id, why);
+                self.resources.check_now(self.clock.now());
+                let failed = self.attempts.update(&id.to_string(), |attempt, clock| {
+                    attempt.on_disk_failed(why, clock)
+                });
+                self.disk.remove_dirs(failed.flatten());
             }
             OutboxReport::DiskChecked {
                 space,
                 is_writable,
                 machine,
             } => {
-                let before = self.disk.state();
-                self.disk.on_measured(space, is_writable);
+                let before = self.resources.disk_state();
+                self.resources.on_disk_measured(space, is_writable);
                 self.on_disk_state(before);
-                self.on_machine_usage(machine);
+                self.resources.on_machine_measured(machine);
             }
-        }
-    }
-
-    fn on_attempt_write_failed(&mut self, id: AttemptId, why: StopReason) {
-        let key = id.to_string();
-        if let Some(held) = self.supervised.get_mut(&key) {
-            self.dirs_to_remove
-                .extend(held.on_disk_failed(why, &self.clock));
-            self.enqueue(&key);
-        }
-    }
-
-    fn on_machine_usage(&mut self, machine: MachineUsage) {
-        let was_low = self.memory.is_low();
-        self.memory.on_measured(machine);
-        match (was_low, self.memory.is_low()) {
-            (false, true) => warn!(memory = %self.memory, "new work is refused"),
-            (true, false) => info!(memory = %self.memory, "taking new work again"),
-            (false, false) | (true, true) => {}
         }
     }
 
     fn on_disk_state(&mut self, before: DiskState) {
-        let state = self.disk.state();
-        match state {
-            DiskState::Fine => self.rewrite_unstored(),
-            DiskState::Low | DiskState::Failing => {}
-        }
-        if state == before {
-            return;
-        }
-        match state {
-            DiskState::Fine => {
-                info!(disk = %self.disk, "taking new work again");
+        let state = self.resources.disk_state();
+        if state == DiskState::Fine {
+            self.disk.submit_repairs(&mut self.attempts);
+            if before != DiskState::Fine {
                 self.epochs.mark_unsaved();
             }
-            DiskState::Low | DiskState::Failing => {
-                warn!(disk = %self.disk, "new work is refused; free some space");
-            }
+        }
+        self.resources.log_disk_change(before);
+    }
+
+    pub(super) fn check_disk_if_due(&mut self, now: BootTime) {
+        if self.resources.check_at() > now {
+            return;
+        }
+        let probe = self.resources.begin_check(now);
+        if !self.disk.submit_check(probe) {
+            self.on_writer_died();
         }
     }
 
-    /// There is room again: whatever is only in memory is written down.
-    fn rewrite_unstored(&mut self) {
-        for held in self
-            .supervised
-            .values_mut()
-            .filter(|held| held.needs_repair())
-        {
-            let Ok(room) = self.writer.jobs.try_reserve() else {
-                return; // The next look tries again.
-            };
-            if let Some(job) = held.repair_job() {
-                room.send(job);
-            }
-        }
-    }
-
-    pub(super) fn request_disk_check(&mut self, now: BootTime) {
-        let state = self.disk.state();
-        let every = match state {
-            DiskState::Fine => DISK_CHECK_INTERVAL,
-            DiskState::Low | DiskState::Failing => LOW_DISK_CHECK_INTERVAL,
-        };
-        self.disk_check_at = now.after(every);
-        let probe = state == DiskState::Failing;
-        match self.writer.jobs.try_send(OutboxJob::CheckDisk { probe }) {
-            // Full: it has enough to do, and its reports say how that goes.
-            Ok(()) | Err(TrySendError::Full(_)) => {}
-            Err(TrySendError::Closed(_)) => self.on_writer_died(),
-        }
-    }
-
-    /// The writer is gone: as if the disk refused everything, for good.
+    /// Without the writer thread nothing can be stored any more, as on a disk that fails for good.
     fn on_writer_died(&mut self) {
-        if self.disk.state() != DiskState::Failing {
+        if self.resources.disk_state() != DiskState::Failing {
             error!("the thread that writes the outboxes has died; restart the daemon");
         }
-        self.disk.on_write_failed();
-        self.update_all(|held, clock| {
-            if held.has_disk_job() {
-                held.on_disk_failed(StopReason::DiskFull, clock);
+        self.resources.on_write_failed();
+        self.attempts.update_all(|attempt, clock| {
+            if attempt.has_disk_job() {
+                attempt.on_disk_failed(StopReason::DiskFull, clock);
             }
         });
     }
 
-    /// On the way out: what is not acknowledged is the next daemon's to say, so it must be on the disk.
+    /// Writes everything before the daemon exits: the next daemon sends what is unacknowledged, so
+    /// it must be on the disk.
     pub(super) async fn finish_writing(mut self) {
-        let limit = self.shutdown_plan.write_time_left(self.clock.now());
+        let limit = self.shutdown.write_time_left(self.clock.now());
         let finished = tokio::time::timeout(limit, async {
             loop {
                 self.submit_jobs();
-                let small = !self.dirs_to_remove.is_empty() || self.conversations.has_unsaved();
-                if small || self.supervised.values().any(|held| held.has_disk_job()) {
-                    let Some(report) = self.writer.reports.recv().await else {
-                        return;
-                    };
-                    self.on_writer_report(report);
-                } else {
-                    return self.writer.finish().await;
+                let has_jobs = self.disk.has_removals()
+                    || self.conversations.has_unsaved()
+                    || self.attempts.values().any(|attempt| attempt.has_disk_job());
+                if !has_jobs {
+                    return self.disk.writer.finish().await;
                 }
+                let Some(report) = self.disk.next_report().await else {
+                    return;
+                };
+                self.on_writer_report(report);
             }
         });
         if finished.await.is_err() {

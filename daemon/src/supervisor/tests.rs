@@ -1,21 +1,22 @@
-//! The supervisor without a relay: a task of an attempt dies in the middle of its work. In place of a shim runs what
-//! never answers one.
+//! The supervisor without a relay: the task of an attempt dies during its work. A script that
+//! never answers replaces the shim.
 
 use std::path::Path;
 
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError};
+use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError, daemon_frame};
 use bytes::Bytes;
 use tokio_stream::StreamExt;
 
+use super::dispatch::new_outbox_location;
 use super::*;
 use crate::attempt::{AttemptPlan, ChildStdin};
 use crate::config::KERNEL_BOOT_ID_FILE;
 use crate::deadlines::DeadlineLimits;
-use crate::outbox::FrameRecord;
+use crate::link::link_session::LinkSession;
 use crate::process::ChildSpec;
 use crate::shim::client::ShimProgram;
-use crate::supervised_attempt::AcceptedDispatch;
+use crate::supervised_attempt::{AcceptedDispatch, SupervisedAttempt};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(600);
@@ -26,7 +27,7 @@ fn supervisor(dir: &Path, shim: &str) -> Supervisor {
 }
 
 fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
-    let workshop = AttemptEnvironment {
+    let environment = AttemptEnvironment {
         shim: ShimProgram {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), shim.into()],
@@ -55,7 +56,7 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         drain: Duration::from_secs(15),
         lease_extension: Duration::ZERO,
         health: None,
-        shim: workshop.shim.clone(),
+        shim: environment.shim.clone(),
         tools_program: "/bin/false".into(),
         boot_id_file: KERNEL_BOOT_ID_FILE.into(),
         adopt_orphans: false,
@@ -65,14 +66,17 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         &config,
         DaemonIdentity::open(dir, Path::new(KERNEL_BOOT_ID_FILE)).unwrap(),
         DaemonStorage::open(dir).unwrap(),
-        workshop,
-        watch::Sender::new(ReconnectUrgency::default()),
-        watch::Sender::new(DaemonStatus::new("", 1, BootTime::from_millis(0))),
+        environment,
+        BTreeMap::new(),
+        StatusChannels {
+            reconnect_urgency: watch::Sender::new(ReconnectUrgency::default()),
+            status: watch::Sender::new(DaemonStatus::new("", 1, BootTime::from_millis(0))),
+        },
     )
     .unwrap()
 }
 
-/// Each attempt has an id of its own: the sweep finds processes by it, also those of other tests.
+/// Each attempt has its own id: the sweep finds processes by it, also those of other tests.
 fn plan() -> AttemptPlan {
     AttemptPlan {
         attempt_id: uuid::Uuid::now_v7().to_string(),
@@ -94,7 +98,7 @@ fn plan() -> AttemptPlan {
     }
 }
 
-/// Takes the attempt and starts it, as Dispatch and LeaseConfirmed would.
+/// Accepts the attempt and starts it, as Dispatch and LeaseConfirmed would.
 async fn start_confirmed_attempt(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
     let id = plan.attempt_id.clone();
     let attempt = AttemptRef {
@@ -102,31 +106,36 @@ async fn start_confirmed_attempt(supervisor: &mut Supervisor, plan: AttemptPlan)
         ..AttemptRef::default()
     };
     let offer = AcceptedDispatch {
-        outbox_location: supervisor.new_outbox_location(&attempt, &Dispatch::default(), &plan),
+        outbox_location: new_outbox_location(
+            &supervisor.identity,
+            &attempt,
+            &Dispatch::default(),
+            &plan,
+        ),
         attempt,
         token: LeaseToken::default(),
         plan,
         confirm_within: Duration::from_secs(10),
         conversation: None,
     };
-    let held = SupervisedAttempt::accept(offer, &supervisor.clock);
-    supervisor.supervised.insert(id.clone(), held);
+    let attempt_entry = SupervisedAttempt::accept(offer, &supervisor.clock);
+    supervisor.attempts.insert(&id, attempt_entry);
     let granted = LEASE;
-    let early = supervisor.supervised.get_mut(&id).unwrap();
+    let early = supervisor.attempts.get_mut(&id).unwrap();
     let start = early.confirm_lease(None, granted, &supervisor.clock);
-    assert!(start.is_none(), "the disk does not have it");
-    while !supervisor.supervised[&id].outbox.log().has_stored_entries() {
+    assert!(start.is_none(), "it is not stored yet");
+    while !supervisor.attempts.get(&id).unwrap().is_stored() {
         run_disk_round(supervisor).await;
     }
-    let held = supervisor.supervised.get_mut(&id).unwrap();
-    let start = held.confirm_lease(None, granted, &supervisor.clock);
+    let attempt_entry = supervisor.attempts.get_mut(&id).unwrap();
+    let start = attempt_entry.confirm_lease(None, granted, &supervisor.clock);
     supervisor.start_attempt(start.expect("it was not started before"));
     id
 }
 
 async fn next_event(supervisor: &mut Supervisor) {
     let event = tokio::time::timeout(TEST_TIMEOUT, supervisor.attempt_events.recv());
-    let (id, event) = event.await.expect("nothing happens").unwrap();
+    let (id, event) = event.await.expect("no event comes").unwrap();
     supervisor.on_attempt_event(&id, event);
 }
 
@@ -138,33 +147,33 @@ async fn wait_for_file(path: &Path) {
     };
     tokio::time::timeout(TEST_TIMEOUT, there)
         .await
-        .expect("it was not started");
+        .expect("the script was not started");
 }
 
 async fn abort_attempt_task(supervisor: &mut Supervisor) {
     supervisor.tasks.abort_all();
-    let over = tokio::time::timeout(TEST_TIMEOUT, supervisor.tasks.join_next_with_id());
-    let over = over.await.expect("the task lives on").unwrap();
-    assert!(over.is_err());
-    supervisor.on_task_ended(over);
+    let joined = tokio::time::timeout(TEST_TIMEOUT, supervisor.tasks.join_next());
+    let joined = joined.await.expect("the task does not end").unwrap();
+    assert!(joined.is_err());
+    supervisor.on_task_ended(joined);
 }
 
-/// Saves what waits and takes the disk's next answer.
+/// Submits waiting jobs and applies the writer's next report.
 async fn run_disk_round(supervisor: &mut Supervisor) {
     supervisor.submit_jobs();
-    let report = tokio::time::timeout(TEST_TIMEOUT, supervisor.writer.reports.recv());
-    let report = report.await.expect("the disk says nothing").unwrap();
+    let report = tokio::time::timeout(TEST_TIMEOUT, supervisor.disk.next_report());
+    let report = report.await.expect("the writer does not report").unwrap();
     supervisor.on_writer_report(report);
 }
 
 async fn terminal_error(supervisor: &mut Supervisor, id: &str) -> TaskError {
     loop {
-        let held = supervisor.supervised.get_mut(id).unwrap();
-        assert!(!held.uses_slot());
-        while let Some(record) = held.outbox.next_unsent().cloned() {
-            held.outbox.mark_sent();
-            if let FrameRecord::Control { body, .. } = record
-                && let Some(Body::Error(error)) = body.body
+        let attempt_entry = supervisor.attempts.get_mut(id).unwrap();
+        assert!(!attempt_entry.uses_slot());
+        while let Some(frame) = attempt_entry.next_frame(supervisor.clock.now()) {
+            attempt_entry.mark_sent();
+            if let Some(daemon_frame::Frame::Attempt(frame)) = frame.frame
+                && let Some(Body::Error(error)) = frame.body
             {
                 return error;
             }
@@ -176,35 +185,29 @@ async fn terminal_error(supervisor: &mut Supervisor, id: &str) -> TaskError {
 #[tokio::test]
 async fn an_attempt_whose_task_panicked_is_swept_and_ends_as_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let up = dir.path().join("up");
-    // Only its marker leads to the escapee.
+    let started_file = dir.path().join("up");
+    // Only its marker leads to the process that escaped.
     let script = format!(
         "setsid sh -c 'touch {}; sleep 600; true' & wait",
-        up.display()
+        started_file.display()
     );
     let mut supervisor = supervisor(dir.path(), &script);
     let id = start_confirmed_attempt(&mut supervisor, plan()).await;
-    wait_for_file(&up).await;
+    wait_for_file(&started_file).await;
     abort_attempt_task(&mut supervisor).await;
-    assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
-    let stake = ReconnectUrgency::from_attempts(
-        supervisor
-            .supervised
-            .values()
-            .map(SupervisedAttempt::reconnect_urgency),
+    assert_eq!(
+        supervisor.attempts.free_slots(),
+        0,
+        "its processes may be alive"
     );
-    assert!(stake.earliest_lease_limit.is_some() && stake.max_result_delay.is_none());
-    while supervisor.supervised[&id].uses_slot() {
+    let urgency = supervisor.attempts.reconnect_urgency();
+    assert!(urgency.earliest_lease_limit.is_some() && urgency.max_result_delay.is_none());
+    while supervisor.attempts.get(&id).unwrap().uses_slot() {
         next_event(&mut supervisor).await;
     }
-    assert_eq!(supervisor.free_slots(), 1);
-    let stake = ReconnectUrgency::from_attempts(
-        supervisor
-            .supervised
-            .values()
-            .map(SupervisedAttempt::reconnect_urgency),
-    );
-    assert!(stake.earliest_lease_limit.is_none() && stake.max_result_delay.is_some());
+    assert_eq!(supervisor.attempts.free_slots(), 1);
+    let urgency = supervisor.attempts.reconnect_urgency();
+    assert!(urgency.earliest_lease_limit.is_none() && urgency.max_result_delay.is_some());
     let error = terminal_error(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");
     let receipt = error.receipt.unwrap();
@@ -216,15 +219,18 @@ async fn an_attempt_whose_task_panicked_is_swept_and_ends_as_an_error() {
 #[tokio::test]
 async fn when_the_cleanup_task_dies_the_slot_is_free_without_proof() {
     let dir = tempfile::tempdir().unwrap();
-    let up = dir.path().join("up");
-    // Nobody ends it, so it ends by itself when the test is over.
-    let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
+    let started_file = dir.path().join("up");
+    // The script ends by itself when the directory of the test is removed.
+    let script = format!(
+        "touch {}; while [ -e {0} ]; do sleep 1; done",
+        started_file.display()
+    );
     let mut supervisor = supervisor(dir.path(), &script);
     let id = start_confirmed_attempt(&mut supervisor, plan()).await;
-    wait_for_file(&up).await;
+    wait_for_file(&started_file).await;
     abort_attempt_task(&mut supervisor).await;
     abort_attempt_task(&mut supervisor).await;
-    assert_eq!(supervisor.free_slots(), 1);
+    assert_eq!(supervisor.attempts.free_slots(), 1);
     let receipt = terminal_error(&mut supervisor, &id).await.receipt.unwrap();
     assert!(!receipt.group_empty);
     assert_eq!(receipt.prompt_written, Some(true));
@@ -233,34 +239,28 @@ async fn when_the_cleanup_task_dies_the_slot_is_free_without_proof() {
 #[tokio::test]
 async fn a_running_attempt_may_send_until_its_lease_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let up = dir.path().join("up");
-    // Nobody ends it, so it ends by itself when the test is over.
-    let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
+    let started_file = dir.path().join("up");
+    // The script ends by itself when the directory of the test is removed.
+    let script = format!(
+        "touch {}; while [ -e {0} ]; do sleep 1; done",
+        started_file.display()
+    );
     let clock = Clock::manual(BootTime::from_millis(1_000));
     let mut supervisor = supervisor_on(clock.clone(), dir.path(), &script);
     let id = start_confirmed_attempt(&mut supervisor, plan()).await;
-    wait_for_file(&up).await;
-    while supervisor.supervised[&id].outbox.next_unsent().is_none() {
+    wait_for_file(&started_file).await;
+    while !supervisor.attempts.get(&id).unwrap().has_unsent() {
         run_disk_round(&mut supervisor).await;
     }
     let (session, mut outgoing) = LinkSession::new(1, CancellationToken::new());
-    supervisor.live_session = Some(LiveSession {
-        session,
-        heartbeats: HeartbeatTracker::new(LEASE, clock.now()),
-        last_answer_at: clock.now(),
-        grants_lease_extensions: false,
-    });
-    for (by, heard) in [(LEASE - ONE_MILLISECOND, true), (ONE_MILLISECOND, false)] {
+    supervisor.relay.open(session, LEASE, false, clock.now());
+    for (by, may_send) in [(LEASE - ONE_MILLISECOND, true), (ONE_MILLISECOND, false)] {
         clock.advance(by);
-        supervisor
-            .supervised
-            .get_mut(&id)
-            .unwrap()
-            .outbox
-            .resend_unacked();
-        supervisor.enqueue(&id);
+        let attempt = supervisor.attempts.get_mut(&id).unwrap();
+        attempt.resend_unacked();
+        supervisor.attempts.enqueue(&id);
         supervisor.send_frames();
-        let said = tokio::time::timeout(Duration::ZERO, outgoing.next()).await;
-        assert_eq!(said.is_ok(), heard, "{said:?}");
+        let frame = tokio::time::timeout(Duration::ZERO, outgoing.next()).await;
+        assert_eq!(frame.is_ok(), may_send, "{frame:?}");
     }
 }

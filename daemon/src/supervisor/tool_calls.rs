@@ -1,4 +1,5 @@
-//! Calls of agents' tools: who may speak is asked first, then what is said becomes a frame of that attempt.
+//! Calls of agents' tools: the capability is checked first, then the call becomes a frame of its
+//! attempt.
 
 use baton_proto::v1::ErrorDetail;
 use baton_proto::v1::attempt_frame::Body;
@@ -8,31 +9,30 @@ use super::Supervisor;
 use crate::tools::{CapabilityHash, ToolRequest, ToolRequestKind, error_detail, refused_answer};
 
 impl Supervisor {
-    /// A secret that fits no running attempt learns nothing: not whether there was one.
-    pub(super) fn on_tool_call(&mut self, asked: ToolRequest) {
-        let ToolRequest { secret, kind: step } = asked;
+    /// A secret that matches no running attempt gets one answer, so that it cannot be used to find
+    /// out which attempts exist. The caller may have gone, so failed replies are ignored.
+    pub(super) fn on_tool_call(&mut self, request: ToolRequest) {
+        let ToolRequest { secret, kind } = request;
         let now = self.clock.now();
         let id = CapabilityHash::attempt_id_in(&secret)
             .unwrap_or_default()
             .to_owned();
-        let held = self
-            .supervised
+        let attempt = self
+            .attempts
             .get_mut(&id)
-            .filter(|held| held.accepts_secret(&secret, now));
-        let (verb, reply) = match step {
+            .filter(|attempt| attempt.accepts_secret(&secret, now));
+        let (verb, reply) = match kind {
             ToolRequestKind::RequiredFiles(reply) => {
-                // Whoever asked may have gone; so below.
-                let _ = reply.send(held.and_then(|held| held.required_files()));
+                let _ = reply.send(attempt.and_then(|attempt| attempt.required_files()));
                 return;
             }
             ToolRequestKind::Call { verb, reply } => (verb, reply),
         };
-        let Some(held) = held else {
-            // Whoever asked may have gone.
+        let Some(attempt) = attempt else {
             let _ = reply.send(no_such_capability());
             return;
         };
-        let said = match &verb {
+        let finish = match &verb {
             tool_call::Verb::Finish(finish) => Some(finish),
             tool_call::Verb::Look(_)
             | tool_call::Verb::Progress(_)
@@ -40,13 +40,13 @@ impl Supervisor {
             | tool_call::Verb::Block(_) => None,
         };
         let is_look = matches!(verb, tool_call::Verb::Look(_));
-        if let Some(over) = held.refuse_after_outcome(said).filter(|_| !is_look) {
-            let _ = reply.send(over);
+        if let Some(refusal) = attempt.refuse_after_outcome(finish).filter(|_| !is_look) {
+            let _ = reply.send(refusal);
             return;
         }
         let body = match verb {
             tool_call::Verb::Look(_) => {
-                let task = held.own_task();
+                let task = attempt.own_task();
                 let _ = reply.send(ToolAnswer {
                     answer: Some(tool_answer::Answer::Task(task)),
                 });
@@ -56,24 +56,24 @@ impl Supervisor {
             tool_call::Verb::Checkpoint(draft) => Body::Checkpoint(draft),
             tool_call::Verb::Block(draft) => Body::Block(draft),
             tool_call::Verb::Finish(finish) => {
-                held.fix_outcome(finish, reply, &self.clock);
-                self.enqueue(&id);
+                attempt.fix_outcome(finish, reply, &self.clock);
+                self.attempts.enqueue(&id);
                 return;
             }
         };
-        if held.has_frame_room() {
-            held.push_tool_frame(body, reply, &self.clock);
-            self.enqueue(&id);
+        if attempt.has_frame_room() {
+            attempt.push_tool_frame(body, reply, &self.clock);
+            self.attempts.enqueue(&id);
         } else {
             let _ = reply.send(too_many_unacked());
         }
     }
 }
 
-/// How its work ends is always heard: that is said once.
+/// Not for the outcome of an attempt, which is reported only once.
 fn too_many_unacked() -> ToolAnswer {
-    let message = "too much of what this attempt said has not reached the relay";
-    let hint = "go on with the work, and say it again later, in fewer words";
+    let message = "too many frames of this attempt have not reached the relay yet";
+    let hint = "go on with the work, and report it again later, in fewer words";
     let detail = ErrorDetail {
         retryable: true,
         ..error_detail("too_much_untold", message, hint, "")
@@ -83,7 +83,7 @@ fn too_many_unacked() -> ToolAnswer {
 
 fn no_such_capability() -> ToolAnswer {
     let message = "this capability belongs to no attempt that runs here";
-    let hint = "stop: the attempt that it was made for is over, or it was never one";
+    let hint = "stop: the attempt that it was made for has ended, or never existed";
     refused_answer(
         "permission_denied",
         error_detail("capability_refused", message, hint, ""),

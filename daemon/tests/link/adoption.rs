@@ -1,4 +1,4 @@
-//! Daemons that are killed and come back, and machines that are started again.
+//! Daemons that are killed and restarted, and machines that are rebooted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::test_daemon::{
     DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
 };
 
-/// Of a look at the process table, and of a busy machine.
+/// Time for a scan of the process table on a busy machine.
 pub(crate) const PROCESS_SCAN_MARGIN: Duration = Duration::from_secs(1);
 
-/// A child's command that waits for a file and says what is in it.
+/// A child's command that waits for a file and prints its contents.
 pub(crate) fn wait_for_file_script(file: &Path) -> String {
     format!(
         "until [ -e {0} ]; do sleep 0.02; done; cat {0}",
@@ -28,7 +28,7 @@ pub(crate) fn wait_for_file_script(file: &Path) -> String {
     )
 }
 
-/// What such a child waits for, whole at once.
+/// Writes the file that such a child waits for, atomically.
 pub(crate) fn write_text(file: &Path, text: &str) {
     let draft = file.with_extension("draft");
     std::fs::write(&draft, text).expect("a file can be written");
@@ -78,7 +78,7 @@ pub(crate) async fn until_receipt(session: &mut FakeRelaySession) -> Termination
     }
 }
 
-/// The numbers of all control frames that came, which must follow each other from `first` on.
+/// Checks that the control frames are numbered without a gap from `first` on.
 fn assert_unbroken(session: &FakeRelaySession, first: u64) {
     let numbers: Vec<u64> = session
         .control_after(0)
@@ -111,7 +111,7 @@ async fn the_next_daemon_goes_on_where_a_killed_one_stopped() {
     session.ack(&attempt, last_seen, 0).await;
     first.kill().await;
     drop(session);
-    // Said while no daemon is there.
+    // Printed while no daemon runs.
     write_text(&second, "two\n");
 
     let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
@@ -142,7 +142,7 @@ async fn the_next_daemon_goes_on_where_a_killed_one_stopped() {
     wanted.extend(["one", "first", "two", "three", "last"]);
     seen.sort_unstable();
     wanted.sort_unstable();
-    assert_eq!(seen, wanted, "no gap and no duplicate");
+    assert_eq!(seen, wanted, "a gap or a duplicate");
     assert_eq!(error.final_offset, output.len() as u64);
     assert_unbroken(&session, last_seen + 1);
     session
@@ -170,7 +170,7 @@ async fn an_end_without_a_daemon_is_reported_with_its_own_time() {
     drop(session);
     write_text(&go_on, "two\n");
     wait_until_gone(&attempt).await;
-    // The lease is over when the next daemon comes.
+    // The lease has ended when the next daemon starts.
     clock
         .sleep_until(killed.after(Duration::from_millis(1_600)))
         .await;
@@ -235,7 +235,7 @@ async fn a_lease_that_ends_without_a_daemon_is_reported_by_the_next_one() {
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.group_empty && receipt.killed && receipt.process_started);
     assert_eq!(receipt.loss(), LossCause::LeaseEnded);
-    assert_eq!(session.terminal_count(), 0, "no result was made up");
+    assert_eq!(session.terminal_count(), 0, "a result was invented");
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn after_a_reboot_attempts_end_without_waiting() {
     let shim = shim_of(child);
     first.kill().await;
     drop(session);
-    // What a reboot does: all processes are gone, and nobody has written a report.
+    // What a reboot does: all processes are gone, and there is no report.
     signal(shim, Signal::KILL);
     wait_until_gone(&attempt).await;
     home.set_boot_id("the second boot");
@@ -302,12 +302,13 @@ async fn after_a_reboot_attempts_end_without_waiting() {
         .welcome(vec![adopt_settlement(&attempt, 0, 0)])
         .await;
     let receipt = until_receipt(&mut session).await;
-    // Whether that was a reboot or a copy of the directory is for the relay to say: it knows the boot ids.
+    // Only the relay can decide whether that was a reboot or a copy of the directory: it has
+    // the boot ids.
     assert!(!receipt.group_empty && receipt.process_started && !receipt.killed);
     assert_eq!(
         session.output(),
         b"up\n",
-        "what was said before is not lost"
+        "output before the reboot is lost"
     );
 }
 
@@ -331,10 +332,14 @@ async fn a_daemon_with_attempts_waits_for_a_valid_token() {
         .wait_for_status(|status| {
             status
                 .disconnect_reason
-                .contains("no longer takes this token")
+                .contains("no longer accepts this token")
         })
         .await;
-    assert_eq!(pids_of_attempt(&attempt).len(), 2, "shim and child live on");
+    assert_eq!(
+        pids_of_attempt(&attempt).len(),
+        2,
+        "shim and child are alive"
+    );
     std::fs::write(&token, "btn_test\n").unwrap();
     let (_session, hello) = relay.accept().await;
     assert_eq!(

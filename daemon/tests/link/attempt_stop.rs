@@ -98,7 +98,7 @@ async fn a_cancel_stops_the_child_and_a_second_one_changes_nothing() {
     assert!(receipt.group_empty && !receipt.killed);
     assert_eq!(session.output(), b"term\n");
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // An offer that nobody confirmed is canceled without a process.
+    // An attempt that was not confirmed is canceled without a process.
     let offered = fake_relay::attempt();
     session.dispatch(&offered, shell("true")).await;
     session
@@ -144,7 +144,7 @@ async fn a_fenced_attempt_is_killed_and_sends_only_a_receipt() {
     let frame = session
         .until_frame(|body| matches!(body, Body::Receipt(_)))
         .await;
-    // The relay knows nothing of it any more: then there is nothing to keep.
+    // The relay does not know the attempt any more, so nothing has to be kept.
     session
         .refuse(&abandoned, frame.control_seq, refusals::UNKNOWN_ATTEMPT)
         .await;
@@ -152,7 +152,7 @@ async fn a_fenced_attempt_is_killed_and_sends_only_a_receipt() {
     daemon.wait_for_status(|status| status.running == 0).await;
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     drop(session);
     let (_, hello) = relay.accept().await;
@@ -180,7 +180,7 @@ async fn a_draining_daemon_finishes_its_work_and_refuses_more() {
         .last()
         .is_none_or(|beat| beat.status() != DaemonStatus::Draining)
     {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     session.dispatch(&attempt(), shell("true")).await;
     let frame = session

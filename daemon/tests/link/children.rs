@@ -1,5 +1,5 @@
-//! Attempts with children that do not behave: whatever a child does, the attempt ends in time, with all of its
-//! output and with no process left.
+//! Attempts with children that do not behave: whatever a child does, the attempt ends in time,
+//! with all of its output and with no process left.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn patient(script: &str) -> Dispatch {
     }
 }
 
-/// Cancels, and returns how long it took until the last word came, with the receipt in it.
+/// Cancels, and returns the time until the terminal frame and the receipt in it.
 async fn cancel(
     session: &mut FakeRelaySession,
     attempt: &AttemptRef,
@@ -44,7 +44,10 @@ async fn cancel(
     let Some(Body::Canceled(canceled)) = last.body else {
         panic!("{last:?}")
     };
-    (took, canceled.receipt.expect("a last word has a receipt"))
+    (
+        took,
+        canceled.receipt.expect("a terminal frame has a receipt"),
+    )
 }
 
 #[tokio::test]
@@ -84,7 +87,7 @@ async fn grandchildren_that_left_the_group_are_swept_too() {
     let _daemon = LinkTestDaemon::start(&relay.url);
     let mut session = relay.welcome().await;
     let attempt = attempt();
-    // One leaves by setsid and a double fork, and ignores TERM; one holds stdout open.
+    // One leaves by setsid and a double fork, and ignores TERM; one keeps stdout open.
     let script = "(setsid sh -c \"trap '' TERM; echo hidden; while :; do sleep 1; done\" &) ; \
                   sleep 600 & wait";
     session.run(&attempt, patient(script)).await;
@@ -119,7 +122,7 @@ async fn leftovers_of_a_finished_child_do_not_outlive_it() {
     assert!(
         complete
             .receipt
-            .expect("a last word has a receipt")
+            .expect("a terminal frame has a receipt")
             .group_empty
     );
     wait_until_gone(&attempt).await;
@@ -154,7 +157,7 @@ async fn a_prompt_of_a_mebibyte_that_is_not_read_does_no_harm() {
     });
     session.run(&late, dispatch).await;
     let Some(Body::Error(error)) = session.until_terminal().await.body else {
-        panic!("no failure")
+        panic!("not an error")
     };
     assert_eq!(error.timer(), TimerKind::PromptWrite);
     for attempt in [&idle, &quick, &late] {
@@ -191,15 +194,19 @@ async fn a_child_paused_for_a_slow_relay_misses_no_deadline() {
         ..DeadlineProfile::default()
     });
     session.run(&attempt, dispatch).await;
-    // Nothing is acknowledged: after about half of what a daemon keeps, the rest stays where it is.
+    // Nothing is acknowledged: after about half of the outbox's limit the child is paused.
     while session.output_bytes() < 7 * 1024 * 1024 {
         session.next_attempt_frame().await;
     }
     session.heartbeats.clear();
     while session.heartbeats.len() < 3 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
-    assert_eq!(session.terminal_count(), 0, "its silence is not its own");
+    assert_eq!(
+        session.terminal_count(),
+        0,
+        "a paused child must not miss a deadline"
+    );
     let last = session.until_terminal_acking(&attempt).await;
     let Some(Body::Complete(complete)) = &last.body else {
         panic!("{last:?}")

@@ -1,4 +1,4 @@
-//! From the offer to the end of a command: phases, output, failures, refusals.
+//! From the dispatch to the end of a command: phases, output, failures, refusals.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ async fn a_command_sees_its_prompt_and_an_environment_of_allowed_names() {
     for wanted in ["GREETING=world\n", "PATH=", &traceparent, &marker] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // cargo sets many of these for the test; none is the child's business.
+    // cargo sets many variables for the test; the child must get none of them.
     assert!(!text.contains("CARGO"), "{text}");
 }
 
@@ -143,11 +143,12 @@ async fn a_failure_has_its_code_its_exit_and_the_tail_of_stderr() {
         (error.failure_code.as_str(), error.timer()),
         ("stream_idle_timeout", TimerKind::StreamIdle)
     );
-    // Known to the relay from the moment on in which it is ended, should no last word follow.
-    let told = session.control_after(0);
-    let passed = told.iter().filter_map(|(_, body)| match body {
-        Some(Body::Lifecycle(told)) if told.phase() == LifecyclePhase::CleanupStarted => {
-            Some(told.deadline())
+    // The relay knows the deadline from when the attempt is being ended, even if no terminal
+    // frame follows.
+    let reported = session.control_after(0);
+    let passed = reported.iter().filter_map(|(_, body)| match body {
+        Some(Body::Lifecycle(reported)) if reported.phase() == LifecyclePhase::CleanupStarted => {
+            Some(reported.deadline())
         }
         _ => None,
     });
@@ -167,7 +168,7 @@ async fn without_a_confirmation_there_is_no_process() {
     session.dispatch(&attempt, dispatch.clone()).await;
     let frame = session.next_attempt_frame().await;
     assert!(matches!(frame.body, Some(Body::Accepted(_))));
-    // The same offer again gets the same answer.
+    // The same dispatch again gets the same answer.
     session.dispatch(&attempt, dispatch).await;
     assert!(matches!(
         session.next_attempt_frame().await.body,
@@ -179,7 +180,8 @@ async fn without_a_confirmation_there_is_no_process() {
     };
     assert_eq!(rejected.code(), RejectCode::NotConfirmed);
     session.ack(&attempt, frame.control_seq, 0).await;
-    // A confirmation that comes too late starts nothing, and an old attempt is not taken again.
+    // A confirmation that comes too late starts nothing, and an old attempt is not accepted
+    // again.
     session
         .command(
             &attempt,

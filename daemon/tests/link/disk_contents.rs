@@ -1,4 +1,4 @@
-//! What a daemon keeps on its disk, for how long, and what it never keeps there.
+//! What a daemon stores on its disk, for how long, and what it never stores there.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use baton_proto::v1::{AttemptRef, Dispatch, RejectCode};
 use crate::fake_relay::{FakeRelay, TEST_TIMEOUT, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
-/// Between two looks at the disk, which sends no event.
+/// Between two checks of the disk, which sends no event.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 async fn wait_until(what: &str, mut seen: impl FnMut() -> bool) {
@@ -57,16 +57,19 @@ async fn an_attempt_is_on_disk_without_its_token_until_acknowledged() {
     let last = session.until_terminal().await;
     let kept = contents(data.path());
     let holds = |wanted: &[u8]| kept.windows(wanted.len()).any(|part| part == wanted);
-    assert!(holds(b"a line of output"), "unacknowledged output is kept");
+    assert!(
+        holds(b"a line of output"),
+        "unacknowledged output is not stored"
+    );
     assert!(holds(attempt.task_id.as_bytes()));
-    assert!(!holds(&token), "a token never touches a disk");
+    assert!(!holds(&token), "the token was stored");
     let Some(Body::Complete(complete)) = &last.body else {
         panic!("{last:?}")
     };
     session
         .ack(&attempt, last.control_seq, complete.final_offset)
         .await;
-    wait_until("the directory to go", || !dir.exists()).await;
+    wait_until("the removal of the directory", || !dir.exists()).await;
 }
 
 #[tokio::test]
@@ -121,10 +124,13 @@ async fn a_restarted_daemon_refuses_a_replaced_relay() {
     assert_eq!(hello.seen_relay_epoch, 7);
     session.epoch = 6;
     session.welcome(Vec::new()).await;
-    assert!(session.next_frame().await.is_none(), "it hangs up");
-    // A try that failed, with the growing pause of such, and no stream that broke.
+    assert!(
+        session.next_frame().await.is_none(),
+        "the stream stays open"
+    );
+    // A failed try with a growing delay, and not a lost stream.
     second
-        .wait_for_status(|status| status.disconnect_reason.contains("past"))
+        .wait_for_status(|status| status.disconnect_reason.contains("replaced relay"))
         .await;
     let (_, hello) = relay.accept().await;
     assert_eq!(hello.seen_relay_epoch, 7);
@@ -140,9 +146,9 @@ async fn heartbeats_report_free_disk_space_and_unacked_bytes() {
     session.until_terminal().await;
     session.heartbeats.clear();
     while session.heartbeats.is_empty() {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
-    let load = session.heartbeats[0].load.expect("it tells its load");
+    let load = session.heartbeats[0].load.expect("it reports its load");
     assert!(load.disk_free_percent.is_some_and(|percent| percent <= 100));
     assert!(load.unacked_bytes.is_some_and(|bytes| bytes >= 11));
 }

@@ -1,5 +1,5 @@
-//! A relay played by the test: real gRPC, but every answer is the test's. Heartbeats are answered on the
-//! side while the test waits for something else, as long as it wants them to be.
+//! A relay controlled by the test: real gRPC, but the test gives every answer. Heartbeats are
+//! answered while the test waits for something else, unless it turns that off.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Nothing in here takes this long unless it hangs.
+/// Nothing here takes this long unless it hangs.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const INCARNATION: &str = "incarnation-1";
 
@@ -29,7 +29,7 @@ type RelayFrameSender = mpsc::Sender<Result<RelayFrame, Status>>;
 
 pub(crate) struct FakeRelay {
     pub(crate) url: String,
-    /// One for each relay: daemons find what they left by it, and tests run side by side.
+    /// One per relay: daemons find what they left by it, and tests run in parallel.
     pub(crate) daemon_id: String,
     streams: mpsc::Receiver<(String, Streaming<DaemonFrame>, RelayFrameSender)>,
     server: JoinHandle<()>,
@@ -58,7 +58,7 @@ impl DaemonLink for FakeLinkService {
         self.streams
             .send((token, stream, tx))
             .await
-            .map_err(|_| Status::aborted("test is over"))?;
+            .map_err(|_| Status::aborted("the test has ended"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
     }
 }
@@ -75,7 +75,8 @@ impl FakeRelay {
         let (tx, streams) = mpsc::channel(8);
         let service = DaemonLinkServer::new(FakeLinkService { streams: tx });
         let server = tokio::spawn(async move {
-            // tonic's own switch is for its own listener only; without it small frames wait 40 ms for an acknowledgement.
+            // tonic's own option applies only to its own listener; without it small frames wait
+            // 40 ms for an acknowledgement.
             let incoming = TcpListenerStream::new(listener).map(|tcp| {
                 let tcp = tcp?;
                 tcp.set_nodelay(true)?;
@@ -100,7 +101,7 @@ impl FakeRelay {
         let streams = self.streams.recv();
         let (_, mut up, down) = tokio::time::timeout(TEST_TIMEOUT, streams)
             .await
-            .expect("no daemon came")
+            .expect("no daemon connected")
             .expect("the test can set itself up");
         let first = up
             .message()
@@ -144,17 +145,17 @@ pub(crate) struct FakeRelaySession {
     up: Streaming<DaemonFrame>,
     down: RelayFrameSender,
     pub(crate) epoch: u64,
-    /// What a heartbeat's renewals are answered with; `None` leaves heartbeats unanswered.
+    /// The answer to a heartbeat's renewals; `None` leaves heartbeats unanswered.
     pub(crate) renewal: Option<Duration>,
     pub(crate) heartbeats: Vec<Heartbeat>,
-    /// Every attempt frame that came.
+    /// Every attempt frame that was received.
     pub(crate) attempt_frames: Vec<AttemptFrame>,
 }
 
 impl FakeRelaySession {
     pub(crate) async fn send(&mut self, frame: Down) {
         let frame = self.with_epoch(frame);
-        self.down.send(Ok(frame)).await.expect("the stream stands");
+        self.down.send(Ok(frame)).await.expect("the stream is open");
     }
 
     fn with_epoch(&self, frame: Down) -> RelayFrame {
@@ -215,11 +216,11 @@ impl FakeRelaySession {
             .await;
     }
 
-    /// The next frame of any kind; heartbeats are kept and answered.
+    /// The next frame of any kind; heartbeats are recorded and answered.
     pub(crate) async fn next_frame(&mut self) -> Option<Up> {
         let next = tokio::time::timeout(TEST_TIMEOUT, self.up.message()).await;
         let frame = next
-            .expect("the daemon says nothing")
+            .expect("the daemon sends nothing")
             .ok()
             .flatten()?
             .frame?;
@@ -256,7 +257,7 @@ impl FakeRelaySession {
             results,
             ..HeartbeatAck::default()
         };
-        // The daemon may have ended the stream behind its heartbeat.
+        // The daemon may have ended the stream after its heartbeat.
         let _ = self
             .down
             .send(Ok(self.with_epoch(Down::HeartbeatAck(ack))))
@@ -281,8 +282,8 @@ impl FakeRelaySession {
         }
     }
 
-    /// The next frame about an attempt.
-    /// Heartbeats go on for ever, so the whole wait has a limit and not only each frame.
+    /// The next frame of an attempt. Heartbeats never stop, so the whole wait has a limit and
+    /// not only each frame.
     pub(crate) async fn next_attempt_frame(&mut self) -> AttemptFrame {
         let wanted = async {
             loop {
@@ -297,7 +298,7 @@ impl FakeRelaySession {
         };
         tokio::time::timeout(TEST_TIMEOUT, wanted)
             .await
-            .expect("the daemon says nothing of an attempt")
+            .expect("the daemon sends no frame of an attempt")
     }
 
     pub(crate) async fn until_frame(&mut self, wanted: impl Fn(&Body) -> bool) -> AttemptFrame {
@@ -318,7 +319,7 @@ impl FakeRelaySession {
             .await
     }
 
-    /// Acknowledges what comes, as a relay does, until the attempt's last word.
+    /// Acknowledges what comes, as a relay does, until the terminal frame.
     pub(crate) async fn until_terminal_acking(&mut self, attempt: &AttemptRef) -> AttemptFrame {
         loop {
             let control_seq = self
@@ -335,7 +336,7 @@ impl FakeRelaySession {
         }
     }
 
-    /// Reads on until the daemon ends the stream.
+    /// Reads until the daemon ends the stream.
     pub(crate) async fn until_closed(&mut self) {
         while self.next_frame().await.is_some() {}
     }
@@ -350,7 +351,7 @@ impl FakeRelaySession {
         self.send(Down::Ack(Ack { entries })).await;
     }
 
-    /// Output bytes among the frames that came.
+    /// Output bytes of the received frames.
     pub(crate) fn output(&self) -> Vec<u8> {
         let chunks = self
             .attempt_frames
@@ -412,7 +413,7 @@ impl FakeRelaySession {
         kinds.collect()
     }
 
-    /// The process of the newest attempt.
+    /// The process of the latest attempt.
     pub(crate) fn pid(&self) -> u32 {
         let pids = self
             .attempt_frames

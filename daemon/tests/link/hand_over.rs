@@ -1,4 +1,5 @@
-//! A daemon that stops on purpose: what outlasts its drain goes on under a hold, and the next daemon finishes it.
+//! A daemon that stops on purpose: attempts that outlast its drain go on under an extended
+//! lease, and the next daemon finishes them.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::test_daemon::{DaemonHome, LinkTestDaemon, is_alive, wait_until_gone};
 
 const LEASE_EXTENSION: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(4);
-/// What is left of a second beyond the deadline on a machine that is busy with other things.
+/// How much longer than the deadline a stop may take on a busy machine.
 const BUSY_MACHINE_MARGIN: Duration = Duration::from_secs(1);
 
 fn stops_soon(config: &mut DaemonConfig) {
@@ -104,7 +105,7 @@ async fn attempts_go_on_under_an_extended_lease_and_the_next_daemon_finishes_the
     clock
         .sleep_until(asked.after(LEASE + BUSY_MACHINE_MARGIN))
         .await;
-    assert!(is_alive(pid), "the hold did not reach its shim");
+    assert!(is_alive(pid), "the extended lease did not reach the shim");
     let second = LinkTestDaemon::start_at(&home, &relay.url, stops_soon);
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.active[0].r#ref.as_ref(), Some(&attempt));
@@ -139,14 +140,14 @@ async fn a_silent_relay_does_not_delay_the_hand_over() {
     let from = clock.now();
     daemon.stop.cancel();
     until_extension_request(&mut session).await;
-    // It is asked, and neither answers nor reads on.
+    // The relay neither answers the request nor reads on.
     daemon.wait_for_end().await.unwrap();
     let took = from.until(clock.now());
     assert!(
         took <= Duration::from_secs(2) + BUSY_MACHINE_MARGIN,
         "{took:?}"
     );
-    assert!(is_alive(pid), "it had time left");
+    assert!(is_alive(pid), "its lease had time left");
     wait_until_gone(&attempt).await;
 }
 
@@ -170,7 +171,7 @@ async fn without_a_relay_a_daemon_still_stops_in_time() {
         took <= Duration::from_secs(2) + BUSY_MACHINE_MARGIN,
         "{took:?}"
     );
-    assert!(is_alive(pid), "it had time left");
+    assert!(is_alive(pid), "its lease had time left");
     wait_until_gone(&attempt).await;
 }
 

@@ -1,14 +1,11 @@
-//! Shims that are killed, stuck or busy to the last, under the daemon that started them and under the next one.
+//! Shims that are killed or displaced, under the daemon that started them and under the next one.
 
 use std::time::Duration;
 
-use baton_daemon::Clock;
 use baton_daemon::shim::framing::encode;
 use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, REPORT_FILE, SOCKET_FILE, read_report};
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{
-    ActiveState, AttemptRef, CutReason, Heartbeat, LossCause, TerminationReceipt,
-};
+use baton_proto::v1::{ActiveState, CutReason, LossCause};
 use baton_proto::worker::{Greeting, ToShim, to_shim};
 use bytes::BytesMut;
 use rustix::process::Signal;
@@ -16,10 +13,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use crate::adoption::{
-    PROCESS_SCAN_MARGIN, active_attempt, adopt_settlement, keep_settlement, until_receipt,
-    wait_for_file_script, write_text,
+    active_attempt, adopt_settlement, keep_settlement, until_receipt, wait_for_file_script,
+    write_text,
 };
 use crate::fake_relay::{FakeRelay, FakeRelaySession, TEST_TIMEOUT, attempt, shell};
+use crate::stuck_shims::receipt_over_streams;
 use crate::test_daemon::{
     DaemonHome, LinkTestDaemon, is_alive, pids_of_attempt, shim_of, signal, wait_until_gone,
 };
@@ -44,7 +42,7 @@ async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_sent() {
     daemon.wait_for_status(|status| status.running == 0).await;
 }
 
-/// A process that no look at environments finds, and its number as the attempt's output.
+/// A process without a marker in its environment; its pid is the attempt's output.
 const HIDDEN_CHILD_SCRIPT: &str =
     "(env -i setsid sh -c 'echo $$; exec sleep 600' &); while :; do sleep 600; done";
 
@@ -87,9 +85,9 @@ async fn for_a_shim_of_an_earlier_daemon_nothing_is_proved() {
     session
         .welcome(vec![keep_settlement(&attempt, 0, 0, granted)])
         .await;
-    // By then the new daemon has looked whom the shim has.
+    // By then the new daemon has scanned the shim's descendants.
     while session.heartbeats.len() < 2 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     signal(shim, Signal::KILL);
     let receipt = until_receipt(&mut session).await;
@@ -99,9 +97,9 @@ async fn for_a_shim_of_an_earlier_daemon_nothing_is_proved() {
     );
     assert!(
         pids_of_attempt(&attempt).is_empty(),
-        "what can be seen is dead"
+        "visible processes are alive"
     );
-    assert!(!is_alive(hidden), "and so is whom it was seen to have");
+    assert!(!is_alive(hidden), "a scanned process is alive");
 }
 
 #[tokio::test]
@@ -157,17 +155,17 @@ async fn an_attempt_is_returned_when_the_daemon_dies_during_its_launch() {
         let mut session = relay.welcome().await;
         let attempt = attempt();
         let mut dispatch = shell("echo ran");
-        // More than a socket takes before somebody reads.
+        // More than a socket buffers before it is read.
         dispatch.prompt = "x".repeat(1_000_000);
         session.run(&attempt, dispatch).await;
-        let begun = async {
+        let start = async {
             while pids_of_attempt(&attempt).is_empty() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(TEST_TIMEOUT, begun)
+        tokio::time::timeout(TEST_TIMEOUT, start)
             .await
-            .expect("no shim");
+            .expect("no shim was started");
         first.kill().await;
         drop(session);
         if comes_up {
@@ -222,63 +220,6 @@ async fn a_killed_shim_causes_a_cut_of_unknown_length() {
     until_receipt(&mut session).await;
 }
 
-fn renews_attempt(beat: &Heartbeat, attempt: &AttemptRef) -> bool {
-    let mut entries = beat.renew.iter();
-    entries.any(|entry| entry.attempt_id == attempt.attempt_id)
-}
-
-/// The next heartbeat renews the attempt.
-async fn is_renewed(session: &mut FakeRelaySession, attempt: &AttemptRef) -> bool {
-    session.heartbeats.clear();
-    while session.heartbeats.is_empty() {
-        session.next_frame().await.expect("the stream stands");
-    }
-    renews_attempt(&session.heartbeats[0], attempt)
-}
-
-#[tokio::test]
-async fn a_shim_without_confirmed_renewals_is_not_renewed() {
-    let mut relay = FakeRelay::start().await;
-    let _daemon = LinkTestDaemon::start(&relay.url);
-    let mut session = relay.welcome().await;
-    let attempt = attempt();
-    let ttl = Duration::from_secs(6);
-    let mut dispatch = shell("trap '' TERM; echo up; while :; do sleep 1; done");
-    dispatch.granted_ms = 6_000;
-    session.renewal = Some(ttl);
-    session.run(&attempt, dispatch).await;
-    session.until_output().await;
-    let child = session.pid();
-    let shim = shim_of(child);
-    assert!(is_renewed(&mut session, &attempt).await);
-    // A short stop is nobody's business.
-    signal(shim, Signal::STOP);
-    assert!(is_renewed(&mut session, &attempt).await);
-    signal(shim, Signal::CONT);
-    for _ in 0..8 {
-        assert!(is_renewed(&mut session, &attempt).await);
-    }
-    assert!(is_alive(child));
-    signal(shim, Signal::STOP);
-    let clock = Clock::boot();
-    let from = clock.now();
-    while is_renewed(&mut session, &attempt).await {
-        assert!(from.until(clock.now()) < ttl, "renewed to its end");
-    }
-    let dead = async {
-        while is_alive(child) {
-            session.next_frame().await.expect("the stream stands");
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, dead)
-        .await
-        .expect("the child outlives its lease");
-    // The last renewal was granted before half of what the shim has was over.
-    let took = from.until(clock.now());
-    assert!(took < ttl + ttl / 2 + PROCESS_SCAN_MARGIN * 2, "{took:?}");
-    until_receipt(&mut session).await;
-}
-
 #[tokio::test]
 async fn a_displaced_daemon_reconnects_to_its_shim() {
     let home = DaemonHome::new();
@@ -291,8 +232,8 @@ async fn a_displaced_daemon_reconnects_to_its_shim() {
     session.run(&attempt, shell(&script)).await;
     session.until_output().await;
     let child = session.pid();
-    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
-    let mut stranger = UnixStream::connect(place.join(SOCKET_FILE))
+    let attempt_dir = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let mut stranger = UnixStream::connect(attempt_dir.join(SOCKET_FILE))
         .await
         .expect("a socket");
     let greeting = ToShim {
@@ -304,135 +245,16 @@ async fn a_displaced_daemon_reconnects_to_its_shim() {
     };
     let mut bytes = BytesMut::new();
     encode(&greeting, &mut bytes).expect("short");
-    stranger.write_all(&bytes).await.expect("it listens");
-    // Closed by the shim, because the daemon is back.
-    let mut heard = Vec::new();
-    let closed = tokio::time::timeout(TEST_TIMEOUT, stranger.read_to_end(&mut heard)).await;
-    let _ = closed.expect("the daemon does not come back");
+    stranger.write_all(&bytes).await.expect("the shim listens");
+    // Closed by the shim, because the daemon has reconnected.
+    let mut received = Vec::new();
+    let closed = tokio::time::timeout(TEST_TIMEOUT, stranger.read_to_end(&mut received)).await;
+    let _ = closed.expect("the daemon does not reconnect");
     assert!(is_alive(child));
     write_text(&go_on, "two\n");
     let last = session.until_terminal().await;
     assert!(matches!(last.body, Some(Body::Complete(_))), "{last:?}");
     assert_eq!(session.output(), b"one\ntwo\n");
-}
-
-#[tokio::test]
-async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
-    let home = DaemonHome::new();
-    let mut relay = FakeRelay::start().await;
-    let first = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
-    let mut session = relay.welcome().await;
-    let (stuck, well) = (attempt(), attempt());
-    let go_on = home.path().join("go-on");
-    let script = format!("echo one; {}", wait_for_file_script(&go_on));
-    session.run(&stuck, shell(&script)).await;
-    session.until_output().await;
-    let shim = shim_of(session.pid());
-    session.run(&well, shell("echo up; sleep 600")).await;
-    session.until_output().await;
-    signal(shim, Signal::STOP);
-    first.kill().await;
-    drop(session);
-    let clock = Clock::boot();
-    let from = clock.now();
-    let _second = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
-    let (mut session, hello) = relay.accept().await;
-    let took = from.until(clock.now());
-    assert!(
-        took < Duration::from_secs(2) + PROCESS_SCAN_MARGIN,
-        "{took:?}"
-    );
-    let (missing, found) = (
-        active_attempt(&hello, &stuck),
-        active_attempt(&hello, &well),
-    );
-    assert_eq!(missing.state(), ActiveState::Unreachable);
-    assert!(missing.token.is_none());
-    assert_eq!(found.state(), ActiveState::Running);
-    let granted = Some(Duration::from_secs(30));
-    session
-        .welcome(vec![
-            keep_settlement(&stuck, 0, 0, None),
-            keep_settlement(&well, 0, 0, granted),
-        ])
-        .await;
-    let names = |session: &FakeRelaySession, attempt: &AttemptRef| {
-        let newest = session.heartbeats.last();
-        newest.is_some_and(|beat| {
-            beat.renew
-                .iter()
-                .any(|entry| entry.attempt_id == attempt.attempt_id)
-        })
-    };
-    while session.heartbeats.is_empty() {
-        session.next_frame().await.expect("the stream stands");
-    }
-    assert!(names(&session, &well) && !names(&session, &stuck));
-    signal(shim, Signal::CONT);
-    while !names(&session, &stuck) {
-        session.next_frame().await.expect("the stream stands");
-    }
-    write_text(&go_on, "two\n");
-    let last = session.until_terminal().await;
-    assert_eq!(last.r#ref.as_ref(), Some(&stuck));
-    assert!(matches!(last.body, Some(Body::Complete(_))), "{last:?}");
-}
-
-#[tokio::test]
-async fn a_stuck_shim_is_killed_with_its_processes_before_its_lease_ends() {
-    for restarts in [false, true] {
-        let home = DaemonHome::new();
-        let mut relay = FakeRelay::start().await;
-        let mut daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
-        let mut session = relay.welcome().await;
-        let attempt = attempt();
-        let script = "(setsid sleep 600 &); trap '' TERM; echo up; while :; do sleep 1; done";
-        let mut dispatch = shell(script);
-        dispatch.granted_ms = 3_000;
-        session.renewal = Some(Duration::from_secs(3));
-        session.run(&attempt, dispatch).await;
-        session.until_output().await;
-        let child = session.pid();
-        signal(shim_of(child), Signal::STOP);
-        // No renewal is answered from now on.
-        session.renewal = None;
-        let clock = Clock::boot();
-        let from = clock.now();
-        if restarts {
-            daemon.kill().await;
-            drop(session);
-            daemon = LinkTestDaemon::start_at(&home, &relay.url, |_| {});
-            let (mut next, hello) = relay.accept().await;
-            assert_eq!(
-                active_attempt(&hello, &attempt).state(),
-                ActiveState::Unreachable
-            );
-            next.welcome(vec![keep_settlement(&attempt, 0, 0, None)])
-                .await;
-            session = next;
-        }
-        let dead = async {
-            while is_alive(child) {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(TEST_TIMEOUT, dead)
-            .await
-            .expect("the child outlives its lease");
-        let took = from.until(clock.now());
-        assert!(
-            took < Duration::from_secs(3) + PROCESS_SCAN_MARGIN,
-            "restarts {restarts}: {took:?}"
-        );
-        wait_until_gone(&attempt).await;
-        let receipt = receipt_over_streams(&mut relay, session, &attempt).await;
-        // Of a shim that is not its own child a daemon can prove nothing.
-        assert!(
-            receipt.group_empty != restarts && receipt.killed,
-            "restarts {restarts}: {receipt:?}"
-        );
-        drop(daemon);
-    }
 }
 
 #[tokio::test]
@@ -451,9 +273,9 @@ async fn a_shim_that_has_reported_does_not_count_as_running() {
     let shim = shim_of(session.pid());
     first.kill().await;
     drop(session);
-    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let attempt_dir = home.path().join("data/attempts").join(&attempt.attempt_id);
     let reported = async {
-        while read_report(&place.join(REPORT_FILE))
+        while read_report(&attempt_dir.join(REPORT_FILE))
             .expect("a file")
             .is_none()
         {
@@ -474,31 +296,7 @@ async fn a_shim_that_has_reported_does_not_count_as_running() {
         .await;
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.killed && !receipt.group_empty, "{receipt:?}");
-    assert!(is_alive(shim), "it has somebody to look after");
+    assert!(is_alive(shim), "it still has processes to kill");
     detach(survivor);
     wait_until_gone(&attempt).await;
-}
-
-/// Heartbeats that nobody answers end streams, so the receipt may come on a later one.
-async fn receipt_over_streams(
-    relay: &mut FakeRelay,
-    mut session: FakeRelaySession,
-    attempt: &AttemptRef,
-) -> TerminationReceipt {
-    loop {
-        while let Some(frame) = session.next_frame().await {
-            if let baton_proto::v1::daemon_frame::Frame::Attempt(frame) = frame
-                && let Some(Body::Receipt(receipt)) = frame.body
-            {
-                return receipt;
-            }
-        }
-        let (next, hello) = relay.accept().await;
-        session = next;
-        let decision = match active_attempt(&hello, attempt).state() {
-            ActiveState::Finished => adopt_settlement(attempt, 0, 0),
-            _ => keep_settlement(attempt, 0, 0, None),
-        };
-        session.welcome(vec![decision]).await;
-    }
 }

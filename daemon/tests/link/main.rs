@@ -10,6 +10,7 @@ mod hand_over;
 mod lost_shims;
 mod start_overhead;
 mod stream;
+mod stuck_shims;
 mod test_daemon;
 #[path = "../shim/traced.rs"]
 mod traced;

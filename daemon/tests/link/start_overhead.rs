@@ -1,4 +1,5 @@
-//! What Baton adds between the word to start and an agent's first output, against starting the same program directly.
+//! What Baton adds between the start order and an agent's first output, compared with starting
+//! the same program directly.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -10,12 +11,12 @@ use baton_proto::v1::attempt_frame::Body;
 use crate::fake_relay::{FakeRelay, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
-/// Starts measured; `BATON_ROUNDS` asks for more.
+/// The number of measured starts; `BATON_ROUNDS` overrides it.
 const STARTS: usize = 50;
-/// Added at the 99th percentile.
+/// The limit of the added time at the 99th percentile.
 const ADDED_MAX: Duration = Duration::from_millis(10);
 
-/// What machines that are busy with other things get on top, and programs that were built without optimizations.
+/// Additional time for busy machines, and for programs that were built without optimizations.
 fn slack() -> Duration {
     let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
     let ms = widened.map_or(0, |ms| {
@@ -33,9 +34,9 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// From the start of the program to its first byte.
+/// The time from the start of the program to its first byte.
 fn time_direct_start() -> Duration {
-    let begun = now();
+    let start = now();
     let mut child = Command::new("sh")
         .args(["-c", "echo first; exec cat"])
         .stdin(Stdio::piped())
@@ -44,8 +45,8 @@ fn time_direct_start() -> Duration {
         .expect("a shell is on this machine");
     let mut byte = [0];
     let stdout = child.stdout.as_mut().expect("it is piped");
-    stdout.read_exact(&mut byte).expect("it says something");
-    let took = begun.elapsed();
+    stdout.read_exact(&mut byte).expect("it prints something");
+    let took = start.elapsed();
     drop(child.stdin.take());
     child.wait().expect("it ends");
     took
@@ -72,14 +73,14 @@ async fn the_first_output_is_delayed_by_at_most_ten_milliseconds() {
         session
             .until_frame(|body| matches!(body, Body::Accepted(_)))
             .await;
-        let begun = now();
+        let start = now();
         session.confirm(&attempt, granted_ms).await;
         session
             .until_frame(|body| {
                 matches!(body, Body::Lifecycle(now) if now.phase() == LifecyclePhase::FirstEventSeen)
             })
             .await;
-        through.push(begun.elapsed());
+        through.push(start.elapsed());
         session.until_terminal_acking(&attempt).await;
         let last = session
             .attempt_frames

@@ -1,4 +1,4 @@
-//! What a lost stream, a gap, a silent relay and an old relay do: nothing to the attempts.
+//! A lost stream, a gap, a silent relay and a replaced relay do not affect attempts.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn a_lost_stream_ends_nothing_and_unacked_frames_are_sent_again() {
     );
     drop(session);
 
-    // Finished and unacked: it is listed until the relay has it.
+    // Finished and unacknowledged: it is listed until the relay has it.
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.active[0].state(), ActiveState::Finished);
     let adopt = Adopt {
@@ -67,10 +67,10 @@ async fn a_lost_stream_ends_nothing_and_unacked_frames_are_sent_again() {
     assert_eq!(session.next_attempt_frame().await.body, last.body);
     session.ack(&attempt, last.control_seq, 8).await;
     session.refuse(&attempt, 0, refusals::GAP).await;
-    // The heartbeat after next shows that the acknowledgement has been read.
+    // The heartbeat after the next one shows that the acknowledgement has been read.
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
     drop(session);
     let (_, hello) = relay.accept().await;
@@ -86,11 +86,12 @@ async fn a_terminal_frame_is_sent_even_when_other_frames_are_refused() {
     session.run(&attempt, shell("echo one")).await;
     let last = session.until_terminal().await;
     session.attempt_frames.clear();
-    // The relay had given it up: each phase is refused and it is abandoned, but the result is wanted.
+    // The relay had given the attempt up: each phase is refused and it is abandoned, but the
+    // result is accepted.
     session.refuse(&attempt, 2, "stale_attempt").await;
     let abandon = attempt_command::Body::Abandon(Abandon::default());
     session.command(&attempt, abandon).await;
-    // With its output, without which a result would not be taken.
+    // With its output, without which a result would be refused.
     let output = session.next_attempt_frame().await;
     assert!(matches!(output.body, Some(Body::Stream(_))), "{output:?}");
     let again = session.next_attempt_frame().await;
@@ -112,7 +113,7 @@ async fn a_refused_completion_becomes_a_failure() {
         .refuse(&attempt, last.control_seq, refusals::CONTRACT_UNMET)
         .await;
     let Some(Body::Error(error)) = session.until_terminal().await.body else {
-        panic!("no failure")
+        panic!("not an error")
     };
     assert_eq!(error.failure_code, "receipts_missing");
     assert!(error.receipt.unwrap().group_empty);
@@ -145,7 +146,7 @@ async fn two_unanswered_heartbeats_make_the_daemon_reconnect() {
     session.until_closed().await;
     assert_eq!(session.heartbeats.len(), 2);
     let mut session = relay.welcome().await;
-    // A frame from a relay that was replaced is refused in the same way.
+    // A frame of a replaced relay is refused in the same way.
     session.epoch = 0;
     session.send(Down::Drain(Default::default())).await;
     session.until_closed().await;
@@ -167,12 +168,12 @@ async fn a_daemon_without_answers_is_unhealthy_and_reports_the_last_answer() {
         .await;
     daemon.wait_for_status(|status| status.connected).await;
     assert_eq!(daemon.status.borrow().problem(clock.now()), None);
-    // The third heartbeat has heard the answers to the first two.
+    // The third heartbeat comes after the answers to the first two.
     while session.heartbeats.len() < 3 {
-        session.next_frame().await.expect("the stream stands");
+        session.next_frame().await.expect("the stream is open");
     }
-    let heard: Vec<Option<u64>> = session.heartbeats.iter().map(|b| b.heard_seq).collect();
-    assert_eq!(heard, [Some(0), Some(1), Some(2)]);
+    let answered: Vec<Option<u64>> = session.heartbeats.iter().map(|b| b.heard_seq).collect();
+    assert_eq!(answered, [Some(0), Some(1), Some(2)]);
     session.renewal = None;
     daemon.wait_for_status(|status| !status.connected).await;
     let ailment = daemon.status.borrow().problem(clock.now());
@@ -182,7 +183,7 @@ async fn a_daemon_without_answers_is_unhealthy_and_reports_the_last_answer() {
     );
 }
 
-/// Lets time pass until the daemon dials again: how much of it passed, and what it says then.
+/// Advances the clock until the daemon reconnects: how much time passed, and its Hello.
 async fn back_after(
     relay: &mut FakeRelay,
     clock: &Clock,
@@ -200,12 +201,12 @@ async fn back_after(
     }
 }
 
-/// Shims count on the kernel's clock, so a clock that moves by hand starts there.
+/// Shims use the kernel's clock, so the manual clock starts there.
 fn hand_driven() -> Clock {
     Clock::manual(Clock::boot().now())
 }
 
-/// Runs a child under a lease of 20 s, by a clock that stands still.
+/// Runs a child under a lease of 20 s, while the clock stands still.
 async fn run_a_while(session: &mut crate::fake_relay::FakeRelaySession) {
     let mut dispatch = shell("sleep 600");
     dispatch.granted_ms = 20_000;
@@ -244,7 +245,7 @@ async fn a_superseded_daemon_stays_away_for_a_minute() {
         away <= Duration::from_secs(62),
         "it came back after {away:?}"
     );
-    // Whoever took its place was left in peace, and its child is dead.
+    // The instance that superseded it was not disturbed, and its child is dead.
     assert_eq!(hello.active[0].state(), ActiveState::Finished);
     assert_eq!(daemon.status.borrow().running, 0);
 }
@@ -262,7 +263,7 @@ async fn retry_after_is_respected_unless_a_lease_is_at_stake() {
         .wait_for_status(|status| status.disconnect_reason.contains("not you"))
         .await;
     let (away, mut session, _) = back_after(&mut relay, &clock).await;
-    // At most half a second of jitter is added, and time passes in such steps here.
+    // At most half a second of jitter is added, and the clock advances in such steps here.
     let wished = Duration::from_secs(20)..=Duration::from_secs(22);
     assert!(wished.contains(&away), "it came back after {away:?}");
     session.welcome(Vec::new()).await;
@@ -275,7 +276,7 @@ async fn retry_after_is_respected_unless_a_lease_is_at_stake() {
     let (away, _, hello) = back_after(&mut relay, &clock).await;
     assert!(
         away <= Duration::from_secs(6),
-        "a quarter of its lease is the most that is waited, not {away:?}"
+        "it waited longer than a quarter of its lease: {away:?}"
     );
     assert_eq!(hello.active[0].state(), ActiveState::Running);
 }

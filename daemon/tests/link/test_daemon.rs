@@ -1,4 +1,5 @@
-//! The daemon under test, in this process, with shims that are processes of their own; and who of an attempt is alive.
+//! The daemon under test, in this process, with shims as separate processes; and helpers to
+//! find an attempt's processes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fake_relay::TEST_TIMEOUT;
 
-/// What outlives a daemon that is killed.
+/// What outlives a killed daemon.
 pub(crate) struct DaemonHome {
     dir: TempDir,
 }
@@ -29,7 +30,7 @@ impl DaemonHome {
         home
     }
 
-    /// The machine starts under this id.
+    /// Simulates a boot of the machine with this id.
     pub(crate) fn set_boot_id(&self, id: &str) {
         std::fs::write(self.path().join("boot_id"), id).expect("the test can set itself up");
     }
@@ -114,7 +115,7 @@ impl LinkTestDaemon {
         let reached = tokio::time::timeout(TEST_TIMEOUT, self.status.wait_for(wanted)).await;
         drop(
             reached
-                .expect("the daemon does not get there")
+                .expect("the daemon does not reach this status")
                 .expect("the test can set itself up"),
         );
     }
@@ -126,16 +127,16 @@ impl LinkTestDaemon {
             .expect("the test can set itself up")
     }
 
-    /// Ends it in the middle of whatever it does. Its connections close; nothing else is done.
+    /// Ends the daemon at any point. Its connections close; nothing else is done.
     pub(crate) async fn kill(self) {
         self.ended.abort();
         let ended = tokio::time::timeout(TEST_TIMEOUT, self.ended).await;
         let killed = ended.expect("the daemon does not end").is_err();
-        assert!(killed, "it had ended before");
+        assert!(killed, "the daemon had ended before");
     }
 }
 
-/// Whether a process is there and not only waiting to be reaped.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
@@ -143,7 +144,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
         .is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
 }
 
-/// Living processes of an attempt, its shim among them. The dead have no environment.
+/// Living processes of an attempt, including its shim. Dead ones have no environment.
 pub(crate) fn pids_of_attempt(attempt: &AttemptRef) -> Vec<u32> {
     let wanted = format!("BATON_ATTEMPT_ID={}", attempt.attempt_id);
     let entries = std::fs::read_dir("/proc").expect("this machine has /proc");
@@ -171,7 +172,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("the process is there");
 }
 
-/// Returns when nothing of the attempt is alive.
+/// Returns when no process of the attempt is alive.
 pub(crate) async fn wait_until_gone(attempt: &AttemptRef) {
     let gone = async {
         while !pids_of_attempt(attempt).is_empty() {
@@ -180,5 +181,5 @@ pub(crate) async fn wait_until_gone(attempt: &AttemptRef) {
     };
     tokio::time::timeout(TEST_TIMEOUT, gone)
         .await
-        .expect("processes of the attempt live on");
+        .expect("processes of the attempt are still alive");
 }

@@ -1,4 +1,4 @@
-//! A coding agent that asks and asks, and never reads what it is told.
+//! A coding agent that sends requests without end and never reads its stdin.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use baton_proto::v1::attempt_frame::Body;
 use crate::fake_relay::{FakeRelay, attempt, shell};
 use crate::test_daemon::LinkTestDaemon;
 
-/// Each request makes a refusal that repeats its id.
+/// Each request causes a refusal that repeats its id.
 const ENDLESS_REQUESTS_SCRIPT: &str = r#"
 id=$(head -c 60000 /dev/zero | tr '\0' y)
 while :; do printf '{"id":"%s","method":"nobody/knows"}\n' "$id"; done

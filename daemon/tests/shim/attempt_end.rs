@@ -1,4 +1,4 @@
-//! How attempts end: by themselves, by an order, by their lease; and that nobody is left.
+//! How attempts end: by themselves, by an order, by their lease; and that no process is left.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use crate::shim_fixture::{ShimFixture, is_dead, lease, now, shell, wait_until_dead};
 use crate::traced::{detach, trace};
 
-/// A child that ignores TERM, a grandchild in a session of its own, an orphan of a double fork, and one that
-/// changed its group and forgot its environment. Prints their pids.
+/// A child that ignores TERM, a grandchild in its own session, an orphan of a double fork, and
+/// a process that changed its group and cleared its environment. Prints their pids.
 const PROCESS_TREE_SCRIPT: &str = r#"
 trap '' TERM
 setsid sh -c 'trap "" TERM; while :; do sleep 600; done' & one=$!
@@ -73,7 +73,7 @@ fn a_renewed_lease_lets_the_child_go_on() {
     shim.launch(launch);
     let longer = lease(Duration::from_millis(1_500), Duration::from_millis(1_600));
     shim.wire.lease(longer);
-    // One that comes late takes nothing away.
+    // An older renewal does not shorten the lease.
     shim.wire.lease(lease(Duration::ZERO, Duration::ZERO));
     let report = shim.report();
     assert!(report.exited_at_ms >= longer.term_at_ms && report.exited_at_ms > first_end);
@@ -95,7 +95,7 @@ fn a_stop_order_sends_term_first_and_kill_at_its_time() {
     assert!(pids.iter().all(|pid| is_dead(*pid)));
 }
 
-/// An order that came too late for its grace, and a lease of a daemon that counted a short grace wrongly.
+/// An order that came too late for its grace, and a lease with a grace that is too short.
 #[test]
 fn term_is_sent_before_kill_however_short_the_grace_is() {
     let mut ordered = ShimFixture::run(PROCESS_TREE_SCRIPT);
@@ -117,7 +117,7 @@ fn term_is_sent_before_kill_however_short_the_grace_is() {
 
 #[test]
 fn a_child_that_obeys_term_is_not_killed() {
-    // One process: a second one might be between fork and exec, where a signal finds nobody.
+    // One process: a second one might be between fork and exec, where the signal would be lost.
     let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do :; done";
     let mut shim = ShimFixture::run(script);
     let mut transcript = shim.transcript(0);
@@ -184,7 +184,7 @@ fn a_daemon_that_does_not_read_delays_no_end() {
         Duration::from_millis(800),
     ));
     shim.wire.send(to_shim::Message::Launch(launch));
-    // Not a word of it is read.
+    // The test reads none of it.
     assert!(shim.wait_for_exit().success());
     let report = shim.report_on_disk().unwrap();
     assert_eq!(report.ended_by(), EndedBy::Lease);
@@ -225,7 +225,7 @@ fn the_last_renewal_of_a_dead_daemon_counts() {
     let mut shim = ShimFixture::run("while :; do echo x; done");
     shim.wire.grown();
     let longer = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
-    // The shim may find that it cannot speak any more before it comes to listen.
+    // The shim may notice the closed connection when it writes, before it reads.
     shim.wire.lease(longer);
     shim.disconnect();
     shim.wire = shim.connect();
@@ -238,7 +238,8 @@ fn the_last_renewal_of_a_dead_daemon_counts() {
 fn a_shim_that_cannot_scan_processes_still_ends_its_child() {
     let mut shim = ShimFixture::run("trap '' TERM; echo $$; while :; do sleep 600; done");
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    // It has more files than that open already, and can open none to read /proc; waiting for a few takes as many.
+    // It has more files than that open already, so it can open none to read /proc. `poll` needs a
+    // limit of at least the number of files that it waits for.
     let none = Rlimit {
         current: Some(8),
         maximum: Some(8),
@@ -257,18 +258,18 @@ fn a_shim_reports_unkillable_processes_and_goes_on_killing() {
     let pids = shim.transcript(0).pids(&mut shim.wire);
     trace(pids[0]);
     shim.wire.stop(Duration::ZERO);
-    let told = shim.wire.receive_until(|message| match message {
+    let received = shim.wire.receive_until(|message| match message {
         from_shim::Message::Report(report) => Some(report),
         _ => None,
     });
-    assert!(!told.empty && told.killed, "{told:?}");
-    assert_eq!(shim.report_on_disk(), Some(told));
+    assert!(!received.empty && received.killed, "{received:?}");
+    assert_eq!(shim.report_on_disk(), Some(received));
     assert_eq!(shim.wire.receive(), None);
     assert!(
         !shim.path(SOCKET_FILE).exists(),
         "the report is in its place"
     );
-    assert!(!is_dead(shim.pid()), "it has somebody to look after");
+    assert!(!is_dead(shim.pid()), "it still has processes to kill");
     detach(pids[0]);
     assert!(shim.wait_for_exit().success());
 }

@@ -1,4 +1,5 @@
-//! A disk that takes no more: nothing is lost while there is hope, the report is there in any case.
+//! A full disk: no output is lost while it can still be stored, and the report is written in
+//! any case.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ fn spool_failed(wire: &mut ShimWire) -> SpoolFailed {
     })
 }
 
-/// A shim whose files cannot grow beyond `bytes`; `None` lifts the limit.
+/// Limits the size of the shim's files to `bytes`; `None` lifts the limit.
 fn limit(shim: &ShimFixture, bytes: Option<u64>) {
     let limits = Rlimit {
         current: bytes,
@@ -34,7 +35,7 @@ fn a_disk_that_refuses_for_a_while_loses_no_output() {
     shim.wire.stdin(1, "go\n", true);
     let failed = spool_failed(&mut shim.wire);
     assert_eq!(failed.errno, Errno::FBIG.raw_os_error());
-    // A new daemon learns it too.
+    // A new daemon gets the failure too.
     shim.wire = shim.connect();
     assert_eq!(shim.wire.greet().spool_failed, Some(failed));
     limit(&shim, None);
@@ -55,7 +56,7 @@ fn output_that_was_never_stored_is_counted_in_the_report() {
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", false);
     spool_failed(&mut shim.wire);
-    // Opens once the child waits there, and has written all of it.
+    // Opens once the child waits there and has written everything.
     let _gate = std::fs::File::create(&gate).expect("the child reads");
     shim.wire.stop(Duration::ZERO);
     let report = shim.report();
@@ -71,8 +72,8 @@ fn output_that_was_never_stored_is_counted_in_the_report() {
     clippy::print_stdout,
     reason = "whoever runs it should know what was not tested"
 )]
-/// A shim in a file system of its own that holds `size`, and its answer to a greeting. `None` where mounting is not
-/// allowed.
+/// A shim in its own file system of this `size`, and its answer to a greeting. `None` where
+/// mounting is not allowed.
 fn on_small_disk(size: &str, prepare: &str) -> Option<(ShimFixture, from_shim::Message)> {
     let mount = format!("mount -t tmpfs -o size={size},mode=700 tmpfs \"$PWD\"");
     let inner = format!("{mount} && cd \"$PWD\" && {{ {prepare} exec \"$0\" \"$@\"; }}");
@@ -103,7 +104,8 @@ fn a_full_file_system_pauses_the_child_until_there_is_space() {
         Errno::NOSPC.raw_os_error()
     );
     std::fs::remove_file(shim.path("ballast")).unwrap();
-    // Space again, but not enough for all of it: what is consumed is not needed any more, except by its segment.
+    // Space again, but not enough for everything: consumed output is not needed any more,
+    // except for its segment.
     let grown = shim.wire.grown();
     assert!(grown > 0);
     shim.wire.stop(Duration::ZERO);
@@ -120,7 +122,7 @@ fn an_end_on_a_full_file_system_is_reported_on_the_disk() {
     shim.share_view();
     shim.launch(shell("head -c 300000 /dev/zero"));
     spool_failed(&mut shim.wire);
-    // Not one byte is free now.
+    // No byte is free now.
     let filler = std::fs::write(shim.path("filler"), vec![1; 64 * 1024]);
     assert!(filler.is_err());
     shim.wire.stop(Duration::ZERO);

@@ -1,4 +1,5 @@
-//! The shim as a process, with this test in the daemon's place: real children, real signals, real disks.
+//! The shim as a process, with this test as its daemon: real children, real signals, real
+//! disks.
 
 mod attempt_end;
 mod full_disk;

@@ -1,4 +1,4 @@
-//! What a child writes is in the transcript, all of it, once, whoever reads along.
+//! The output of a child is in the transcript, completely and once, whichever daemon reads it.
 
 use baton_daemon::spool::{ChildPipe, ReadLimit};
 use baton_proto::worker::report::How;
@@ -56,7 +56,7 @@ fn a_child_without_a_daemon_goes_on_and_its_output_is_stored() {
 }
 
 const MIB: u64 = 1024 * 1024;
-/// One read more may be under way when a limit is reached.
+/// One more read may be running when a limit is reached.
 const ONE_READ: u64 = 64 * 1024;
 
 #[test]
@@ -69,7 +69,7 @@ fn a_child_waits_for_a_daemon_that_does_not_consume() {
             end <= consumed + 8 * MIB + ONE_READ,
             "{end} after {consumed}"
         );
-        // The limit, or the end of it.
+        // The limit, or the end of the output.
         if end >= consumed + 8 * MIB || end == 20 * MIB {
             consumed = end;
             shim.wire.consumed(consumed);
@@ -86,7 +86,7 @@ fn a_child_waits_for_a_daemon_that_does_not_consume() {
 fn a_child_without_a_daemon_is_paused_at_a_higher_limit() {
     let mut shim = ShimFixture::run("head -c 83886080 /dev/zero");
     let mut end = 0;
-    // Between two daemons nobody is connected.
+    // Between two daemons there is no connection.
     while end < 64 * MIB {
         shim.disconnect();
         shim.wire = shim.connect();

@@ -1,4 +1,4 @@
-//! Who is heard by a shim, and who is not.
+//! Which processes a shim answers, and which it does not.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::shim_fixture::{ATTEMPT, ShimFixture, shell};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_shim-under-test");
 
-/// Whether a process that is started by this test is heard.
+/// Whether a process that this test starts gets an answer.
 fn is_answered(socket: &Path, prepare: impl FnOnce(&mut Command)) -> bool {
     let mut command = Command::new(PROGRAM);
     command.env_clear().arg("knock").arg(socket);
@@ -25,7 +25,7 @@ fn is_answered(socket: &Path, prepare: impl FnOnce(&mut Command)) -> bool {
 fn processes_of_the_attempt_cannot_connect_to_its_shim() {
     let mut shim = ShimFixture::start();
     let knock = format!("{PROGRAM} knock {}", shim.path(SOCKET_FILE).display());
-    // The child, a child of it, and an orphan that forgot where it comes from.
+    // The child, a child of it, and an orphan with an empty environment.
     let script = format!(
         "{knock}; echo $?; (env -i {knock}; echo $?); \
          (env -i setsid sh -c '{knock}; echo $?' &) | cat; exec {knock}"
@@ -43,7 +43,7 @@ fn a_process_of_the_same_user_may_connect_without_the_marker() {
     assert!(!is_answered(&socket, |command| {
         command.env("BATON_ATTEMPT_ID", ATTEMPT);
     }));
-    // A daemon that was itself started by an attempt of another one.
+    // A daemon that was itself started by another daemon's attempt.
     assert!(is_answered(&socket, |command| {
         command.env("BATON_ATTEMPT_ID", "another");
     }));

@@ -1,7 +1,9 @@
-//! A program that is nothing but a shim. Called with `BENT_CLOCK`, its clock is ahead by what the file `ahead` in its
-//! directory says: milliseconds that the machine was asleep, or a word that makes no sense, which breaks it.
+//! A program that only runs a shim. With `BENT_CLOCK` its clock is ahead by the contents of the
+//! file `ahead` in its directory: milliseconds of a suspend, or an invalid text that makes it
+//! panic.
 //!
-//! Called as `knock SOCKET` it is a stranger instead: it greets the shim that listens there, and succeeds if it is heard.
+//! Called as `knock SOCKET` it is another process instead: it sends a greeting to the shim that
+//! listens there, and succeeds if it gets an answer.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};

@@ -1,4 +1,5 @@
-//! What a daemon does with a shim, as far as these tests need it. Reads wait under one deadline that only a hang reaches.
+//! A daemon for these tests: what it does with a shim. All reads have one deadline that only a
+//! hang reaches.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,24 +30,24 @@ pub(crate) const TOKEN: &[u8] = b"a-lease-token-of-thirty-two-byte";
 /// A shim process and its directory.
 pub(crate) struct ShimFixture {
     dir: TempDir,
-    /// The directory as this process sees it, when that is not the shim's name for it.
+    /// The directory as this process sees it, if that differs from the shim's view.
     view: Option<OwnedFd>,
     process: Child,
     pub(crate) wire: ShimWire,
 }
 
 impl ShimFixture {
-    /// Started, greeted, not launched.
+    /// Started and greeted, not launched.
     pub(crate) fn start() -> Self {
         let mut shim = Self::start_silent(|_| {});
         shim.wire.greet();
         shim
     }
 
-    /// Started and not yet greeted; `prepare` may change how.
+    /// Started and not yet greeted; `prepare` may change the command.
     pub(crate) fn start_silent(prepare: impl FnOnce(&mut Command)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let (test_end, shim_end) = UnixStream::pair().expect("a socket pair");
         let mut command = Command::new(env!("CARGO_BIN_EXE_shim-under-test"));
         command
             .args([SHIM_ARGUMENT, ATTEMPT])
@@ -55,18 +56,18 @@ impl ShimFixture {
             .envs(SHIM_ENVIRONMENT);
         prepare(&mut command);
         command
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(shim_end)))
             .stdout(Stdio::null());
         let process = command.spawn().expect("the shim can be started");
         Self {
             dir,
             view: None,
             process,
-            wire: ShimWire::new(ours),
+            wire: ShimWire::new(test_end),
         }
     }
 
-    /// The same through another program, which must end by executing what it is given as arguments.
+    /// The same through another program, which must end by executing its arguments.
     pub(crate) fn start_through(script: &str) -> Self {
         Self::start_silent(|command| {
             let program = command.get_program().to_owned();
@@ -78,7 +79,7 @@ impl ShimFixture {
         })
     }
 
-    /// Looks into the shim's directory as the shim sees it, from now on.
+    /// From now on accesses the directory as the shim sees it.
     pub(crate) fn share_view(&mut self) {
         let seen = format!("/proc/{}/root{}", self.pid(), self.dir.path().display());
         let seen = std::fs::File::open(seen).expect("the shim's directory");
@@ -116,7 +117,7 @@ impl ShimFixture {
         kill_process(pid, signal).expect("the shim is there");
     }
 
-    /// The machine was asleep for this long; for shims with a bent clock.
+    /// Simulates a suspend of this length, for shims with `BENT_CLOCK`.
     pub(crate) fn advance_clock(&self, ahead: &str) {
         let draft = self.path("ahead.new");
         std::fs::write(&draft, ahead).expect("a small file");
@@ -128,24 +129,24 @@ impl ShimFixture {
         ShimWire::new(UnixStream::connect(self.path(SOCKET_FILE)).expect("the shim listens"))
     }
 
-    /// The daemon goes away without a word.
+    /// The daemon disconnects without a message.
     pub(crate) fn disconnect(&mut self) {
-        let (nobody, _) = UnixStream::pair().expect("a socket pair");
-        self.wire = ShimWire::new(nobody);
+        let (unused, _) = UnixStream::pair().expect("a socket pair");
+        self.wire = ShimWire::new(unused);
     }
 
-    /// The report as the daemon is told it; the same must be on the disk, and the shim gone.
+    /// The report that the daemon receives; the same must be on the disk, and the shim gone.
     pub(crate) fn report(&mut self) -> Report {
-        let told = self.wire.receive_until(|message| match message {
+        let received = self.wire.receive_until(|message| match message {
             from_shim::Message::Report(report) => Some(report),
             _ => None,
         });
-        assert_eq!(self.report_on_disk(), Some(told.clone()));
+        assert_eq!(self.report_on_disk(), Some(received.clone()));
         assert!(self.wait_for_exit().success());
-        told
+        received
     }
 
-    /// Waits until the shim is gone without having said anything.
+    /// Waits until the shim has exited without a message.
     pub(crate) fn wait_for_exit(&mut self) -> std::process::ExitStatus {
         self.process.wait().expect("the shim is our child")
     }
@@ -161,7 +162,7 @@ impl ShimFixture {
         }
     }
 
-    /// Everything that both pipes brought, after the end.
+    /// All output of both pipes, after the end.
     pub(crate) fn whole_text(&self) -> String {
         let mut transcript = self.transcript(0);
         transcript.read(ReadLimit::LastWholeRecord);
@@ -196,7 +197,7 @@ impl FollowedTranscript {
         self.reader.position()
     }
 
-    /// Follows the child until it has written a whole line, and returns that.
+    /// Reads until the child has written a complete line, and returns it.
     pub(crate) fn line(&mut self, wire: &mut ShimWire) -> String {
         loop {
             if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
@@ -212,7 +213,7 @@ impl FollowedTranscript {
     pub(crate) fn pids(&mut self, wire: &mut ShimWire) -> Vec<i32> {
         let line = self.line(wire);
         line.split_whitespace()
-            .map(|word| word.parse().expect("a process id"))
+            .map(|part| part.parse().expect("a process id"))
             .collect()
     }
 }
@@ -252,7 +253,7 @@ impl ShimWire {
         self.send_raw(&out);
     }
 
-    /// A shim that is gone is noticed by whoever waits for its answer.
+    /// The missing answer reveals a shim that is gone.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -272,14 +273,14 @@ impl ShimWire {
                 Ok(0) => return None,
                 Ok(length) => self.decoder.feed(&bytes[..length]),
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
-                // Whoever stops and continues this process interrupts it.
+                // Stopping and continuing this process interrupts the read.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => panic!("waited in vain for the shim: {error}"),
+                Err(error) => panic!("no message from the shim: {error}"),
             }
         }
     }
 
-    /// The first thing that `pick` takes; what it does not take is passed over.
+    /// The first message that `pick` accepts; others are skipped.
     pub(crate) fn receive_until<T>(
         &mut self,
         mut pick: impl FnMut(from_shim::Message) -> Option<T>,
@@ -298,7 +299,7 @@ impl ShimWire {
         self.send(greeting(1, 1));
         match self.receive() {
             Some(from_shim::Message::Presence(presence)) => presence,
-            other => panic!("no presence but {other:?}"),
+            other => panic!("unexpected {other:?}"),
         }
     }
 
@@ -381,7 +382,7 @@ pub(crate) fn shell(script: &str) -> Launch {
     }
 }
 
-/// Dead, or waited for by nobody yet.
+/// Dead, or a zombie.
 pub(crate) fn is_dead(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| {
@@ -390,16 +391,19 @@ pub(crate) fn is_dead(pid: i32) -> bool {
     })
 }
 
-/// Looks until it is dead: for processes whose end sends no event to this test.
+/// Polls until the process is dead: its end sends no event to this test.
 pub(crate) fn wait_until_dead(pid: i32) {
     let start = now();
     while !is_dead(pid) {
-        assert!(start.until(now()) < TEST_TIMEOUT, "process {pid} lives on");
+        assert!(
+            start.until(now()) < TEST_TIMEOUT,
+            "process {pid} is still alive"
+        );
         std::thread::yield_now();
     }
 }
 
-/// A named pipe that a child can be made to wait at: reading from it ends when the test writes to it.
+/// A named pipe to block a child: reading from it ends when the test writes to it.
 pub(crate) fn gate() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let gate = dir.path().join("gate");
@@ -408,7 +412,7 @@ pub(crate) fn gate() -> (TempDir, PathBuf) {
     (dir, gate)
 }
 
-/// All files below, for those who look for what must not be there.
+/// All files below a directory, to check what must not be there.
 pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).expect("a directory").flatten();
     entries

@@ -1,4 +1,5 @@
-//! What a child is started with, what it is not, and what happens when it cannot be started.
+//! What a child is started with, what it does not inherit, and what happens when it cannot be
+//! started.
 
 use std::time::Duration;
 
@@ -60,7 +61,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
                   cut -d' ' -f5 /proc/$$/stat; cat /proc/$$/oom_score_adj; umask";
     let umask_before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(umask_before);
-    // Whoever started the daemon may have left a descriptor open.
+    // The process that started the daemon may have left a descriptor open.
     let mut shim = ShimFixture::start_through("exec 7</dev/null; exec \"$0\" \"$@\"");
     shim.wire.greet();
     let started = shim.launch(shell(script));
@@ -85,7 +86,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
 
 #[test]
 fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
-    // The daemon's own starter may have ignored some, as nohup does.
+    // The process that started the daemon may have ignored some, as nohup does.
     let mut shim =
         ShimFixture::start_through("trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"");
     shim.wire.greet();
@@ -98,7 +99,7 @@ fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
     for name in ["SigBlk", "SigIgn", "SigCgt"] {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
         let (_, mask) = line.split_once('\t').unwrap();
-        // 32 and 33 belong to the C library, which lets nobody change them.
+        // 32 and 33 are reserved by the C library, which does not let them be changed.
         let mask = u64::from_str_radix(mask, 16).unwrap() & !0x1_8000_0000;
         assert_eq!(mask, 0, "{line}");
     }

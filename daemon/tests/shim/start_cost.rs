@@ -1,4 +1,4 @@
-//! The two figures that a shim promises: started in under 5 ms, under 3 MiB of memory of its own.
+//! The two limits of a shim: started in under 5 ms, and under 3 MiB of its own memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ const STARTS: usize = 100;
 const START: Duration = Duration::from_millis(5);
 const OWN_KIB: u64 = 3 * 1024;
 
-/// What machines that are busy with other things get on top.
+/// Additional time for busy machines.
 fn slack() -> Duration {
     let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
     let ms = widened.map_or(0, |ms| {
@@ -22,12 +22,12 @@ fn slack() -> Duration {
     reason = "a measurement from outside the program"
 )]
 fn start_time() -> Duration {
-    let begun = Instant::now();
+    let start = Instant::now();
     let _shim = ShimFixture::start();
-    begun.elapsed()
+    start.elapsed()
 }
 
-/// Whatever else the machine does can only add to a start, so the quickest of many is what the shim itself takes.
+/// Other load can only delay a start, so the quickest of many shows what the shim itself needs.
 #[test]
 fn a_shim_answers_within_five_milliseconds() {
     let quickest = (0..STARTS).map(|_| start_time()).min().expect("starts");
@@ -47,7 +47,7 @@ fn a_shim_needs_less_than_three_mebibytes() {
     assert!(own < OWN_KIB, "{own} KiB");
 }
 
-/// Pages that no other process shares and no file holds.
+/// Pages that are neither shared with another process nor backed by a file.
 fn own_kib(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the shim is there");
     let line = status

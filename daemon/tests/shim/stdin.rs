@@ -1,4 +1,4 @@
-//! What a child reads: every message once, whole and in order, whichever daemon brings it.
+//! The child's stdin: every message once, complete and in order, whichever daemon sends it.
 
 use baton_proto::worker::report::How;
 use baton_proto::worker::{Stdin, to_shim};
@@ -60,7 +60,7 @@ fn a_child_that_does_not_read_is_no_error() {
     let mut shim = ShimFixture::run(&script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "closed");
-    shim.wire.stdin(1, "nobody reads this\n", true);
+    shim.wire.stdin(1, "this is not read\n", true);
     let done = shim.wire.stdin_done();
     assert_eq!((done.id, done.refused), (1, true));
     std::fs::write(gate, "go\n").unwrap();

@@ -1,4 +1,4 @@
-//! Daemons of other versions: refused without harm, or understood as far as both go.
+//! Daemons of other versions: refused without harm, or understood as far as possible.
 
 use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION};
 use baton_proto::worker::report::How;
@@ -20,7 +20,7 @@ fn a_daemon_without_a_common_version_is_refused() {
         (LOWEST_VERSION, HIGHEST_VERSION)
     );
     assert_eq!(newer.receive(), None);
-    // The one before is still heard.
+    // The earlier daemon is still connected.
     shim.wire.stdin(1, "go on\n", true);
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
     assert_eq!(shim.whole_text(), "go on\n");
@@ -54,7 +54,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), body].concat()
 }
 
-/// The message as a newer daemon would write it: with fields that this version does not know.
+/// The message as a newer daemon would send it: with fields that this version does not know.
 fn newer(field: u32, message: &impl Message) -> Vec<u8> {
     let mut body = message.encode_to_vec();
     body.extend(unknown_field(1_000));

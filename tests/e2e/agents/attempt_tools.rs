@@ -144,6 +144,12 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
     let blocked = blocked.into_content();
     assert_eq!(blocked["tasks"], json!([]));
     assert_eq!(blocked["scope"], json!("own_task"));
+    assert_foreign_calls_are_refused(&tools, &task.task_id).await;
+    fixture.create_file("own");
+    fixture.wait_for_end(&task).await;
+}
+
+async fn assert_foreign_calls_are_refused(tools: &McpClient, task_id: &str) {
     let other = uuid::Uuid::now_v7().to_string();
     for (tool, arguments, code) in [
         (
@@ -166,7 +172,7 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
         ),
         (
             "get_blocked_task",
-            json!({"task_id": task.task_id}),
+            json!({"task_id": task_id}),
             "not_blocked",
         ),
         (
@@ -194,8 +200,6 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
         let response = tools.call_tool(tool, arguments.clone()).await;
         assert_eq!(response.error_field("code"), code, "{tool} {arguments}");
     }
-    fixture.create_file("own");
-    fixture.wait_for_end(&task).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -140,7 +140,7 @@ async fn an_agent_that_forgot_a_file_creates_it_in_a_further_turn() {
             "{agent}: the notice names the file: {shown}"
         );
         assert!(
-            shown.contains("The agent was told, and has another turn."),
+            shown.contains("The agent was asked to create them and has another turn."),
             "{agent}: the output shows the further turn: {shown}"
         );
     }

@@ -259,7 +259,7 @@ async fn a_credential_replaced_after_revocation_keeps_the_attempt() {
         }
     })
     .await;
-    assert!(why.contains("no longer takes this token"), "{why}");
+    assert!(why.contains("no longer accepts this token"), "{why}");
     let (_, secret) = client.create_token("", Role::Daemon).await;
     std::fs::write(daemon.data.join("credential"), secret).unwrap();
     std::fs::write(&go_on, "").unwrap();

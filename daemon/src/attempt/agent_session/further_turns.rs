@@ -1,7 +1,9 @@
-//! Turns beyond the first. A turn that ended with a result rests until somebody has looked for the files that the task has
-//! to leave: where some are missing, the agent is told which, in the same conversation, and has another turn. What the
-//! look found is stored before anything of it goes to the agent, like an answer, so that the next daemon does not
-//! find something else and give the same number to another message.
+//! Turns after the first. When a turn ends with a result, the required files are checked. If
+//! some are missing, the agent gets their names in the same conversation and has another turn.
+//!
+//! The result of the check is stored before anything of it is sent to the agent, like an
+//! answer. Otherwise the next daemon could find something else and give the same number to
+//! another message.
 
 use std::path::Path;
 
@@ -14,29 +16,29 @@ use crate::agents::{TurnEnding, TurnOutcome, TurnUsage};
 use crate::deadlines::phase_order::OneTimePhase;
 use crate::outbox::OutputLabel;
 
-/// Turns that an agent may have beyond the first. One that has forgotten a file makes it when it is told; one that cannot
-/// make it does not learn that by being asked for ever.
+/// Turns that an agent may have after the first. An agent that forgot a file creates it when it
+/// is asked; one that cannot create it would never stop being asked.
 pub(crate) const MAX_FURTHER_TURNS: u32 = 2;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct FurtherTurns {
-    /// So many it may still have.
+    /// How many more turns it may have.
     left: u32,
-    /// How a turn ended of which it is not known yet whether it was the last.
+    /// How the last turn ended, while it is not known yet whether it was the final one.
     resting: Option<TurnEnding>,
-    /// What the turns before the one that runs have used.
+    /// What the turns before the current one have used.
     used: Option<TurnUsage>,
 }
 
 impl AgentSession {
-    /// It may make up for files that are missing at the end of a turn.
+    /// Allows further turns when files are missing at the end of a turn.
     pub(crate) fn with_further_turns(mut self) -> Self {
         self.further.left = MAX_FURTHER_TURNS;
         self
     }
 
-    /// A turn has ended. Not every end is the attempt's.
-    pub(super) fn on_turn_end(&mut self, end: TurnEnding, told: &mut Vec<AgentSessionEvent>) {
+    /// A turn has ended, which need not be the end of the attempt.
+    pub(super) fn on_turn_end(&mut self, end: TurnEnding, emitted: &mut Vec<AgentSessionEvent>) {
         if self.end.is_some() || self.further.resting.is_some() {
             return;
         }
@@ -44,11 +46,11 @@ impl AgentSession {
         let end = TurnEnding { usage: used, ..end };
         if self.may_continue(&end) {
             self.further.resting = Some(end);
-            // It is an event too, and may be the first.
-            told.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
+            // The end of a turn is an event too, and may be the first.
+            emitted.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
         } else {
             self.end = Some(end);
-            self.close_stdin(told);
+            self.close_stdin(emitted);
         }
     }
 
@@ -57,12 +59,12 @@ impl AgentSession {
         has_result && self.further.left > 0 && self.translator.further_prompt("").is_some()
     }
 
-    /// Whether somebody has to look for its files before it goes on or ends.
+    /// Whether the required files have to be checked before the session goes on or ends.
     pub(in crate::attempt) fn awaits_file_check(&self) -> bool {
         self.further.resting.is_some()
     }
 
-    /// Somebody has looked. Where nothing is missing, the turn was the last one.
+    /// The files were checked. When none is missing, the turn was the last one.
     pub(in crate::attempt) fn on_files_checked(
         &mut self,
         unmet: &[UnmetRequirement],
@@ -70,27 +72,27 @@ impl AgentSession {
     ) -> Option<Vec<AgentSessionEvent>> {
         let end = self.further.resting.take()?;
         self.answers += 1;
-        let mut told = Vec::new();
-        let words = missing_files_prompt(unmet, root);
-        match self.translator.further_prompt(&words) {
+        let mut emitted = Vec::new();
+        let prompt = missing_files_prompt(unmet, root);
+        match self.translator.further_prompt(&prompt) {
             Some(message) if !unmet.is_empty() => {
                 self.further.left -= 1;
                 self.further.used = end.usage;
-                told.push(AgentSessionEvent::Phase(
+                emitted.push(AgentSessionEvent::Phase(
                     OneTimePhase::FirstVisibleEventSeen,
                 ));
-                told.push(self.missing_files_output(unmet));
-                self.queue_message(message, &mut told);
+                emitted.push(self.missing_files_output(unmet));
+                self.queue_message(message, &mut emitted);
             }
             Some(_) | None => {
                 self.end = Some(end);
-                self.close_stdin(&mut told);
+                self.close_stdin(&mut emitted);
             }
         }
-        Some(told)
+        Some(emitted)
     }
 
-    /// Whoever follows has just read a result.
+    /// Explains to a person who has just read a result why the agent goes on.
     fn missing_files_output(&mut self, unmet: &[UnmetRequirement]) -> AgentSessionEvent {
         let label = OutputLabel {
             kind: OutputKind::System,
@@ -99,26 +101,27 @@ impl AgentSession {
             before_prompt: false,
         };
         let missing = baton_validation::summarize_unmet(unmet, MAX_SHOWN_BYTES);
-        let text = format!("{missing}. The agent was told, and has another turn.");
+        let text = format!("{missing}. The agent was asked to create them and has another turn.");
         let text = self.format_output(&label, text);
         AgentSessionEvent::Output(label, text)
     }
 
-    /// The end as it is known now: of a process that is gone a turn that rests was the last.
+    /// The end as it is known now. For a process that is gone, a turn that waits for its check
+    /// was the last one.
     pub(super) fn latest_ending(&self) -> Option<&TurnEnding> {
         self.end.as_ref().or(self.further.resting.as_ref())
     }
 
-    /// What was used where the end does not say.
+    /// What earlier turns have used, when the end does not include it.
     pub(super) fn used_before(&self) -> Option<TurnUsage> {
         self.further.used.clone()
     }
 }
 
-/// Bytes of what people are shown about missing files.
+/// The limit for the text that people see about missing files.
 const MAX_SHOWN_BYTES: usize = 4096;
 
-/// What the agent is told.
+/// The prompt of a further turn.
 fn missing_files_prompt(unmet: &[UnmetRequirement], root: &Path) -> String {
     let files: Vec<String> = unmet.iter().map(|unmet| format!("- {unmet}\n")).collect();
     format!(

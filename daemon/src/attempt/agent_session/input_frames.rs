@@ -1,4 +1,5 @@
-//! What an agent asks, in the words of the relay, and whether it can be put to people at all.
+//! Translates an agent's requests into frames for the relay, and checks whether they can be
+//! shown to people at all.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use super::OpenInput;
 use crate::agents::{self, AgentInputAnswer, AgentQuestion, ToolPermission};
 
-/// What the wire takes of a tool's id or name.
+/// The relay's limit for a tool's id or name.
 const ID_MAX: usize = 256;
 const OPTIONS_MAX: usize = 64;
 const QUESTION_MAX: usize = 8192;
@@ -32,23 +33,23 @@ pub(super) fn is_askable(question: &AgentQuestion) -> bool {
 pub(super) fn permission_request(
     input_id: String,
     tool: String,
-    asked: &ToolPermission,
+    request: &ToolPermission,
 ) -> PermissionRequest {
     PermissionRequest {
         input_id,
-        tool_name: asked.tool_name.clone(),
-        tool_input: Bytes::copy_from_slice(asked.arguments.as_bytes()),
+        tool_name: request.tool_name.clone(),
+        tool_input: Bytes::copy_from_slice(request.arguments.as_bytes()),
         tool_call_id: tool,
-        description: asked.description.clone(),
-        tool_input_sha256: Bytes::copy_from_slice(&asked.digest),
-        can_allow_for_attempt: asked.can_allow_for_attempt,
+        description: request.description.clone(),
+        tool_input_sha256: Bytes::copy_from_slice(&request.digest),
+        can_allow_for_attempt: request.can_allow_for_attempt,
     }
 }
 
 pub(super) fn question_frame(
     input_id: String,
     tool: &str,
-    asked: &AgentQuestion,
+    request: &AgentQuestion,
 ) -> baton_proto::v1::Question {
     let option = |choice: &agents::QuestionChoice| QuestionOption {
         label: choice.label.clone(),
@@ -57,12 +58,12 @@ pub(super) fn question_frame(
     };
     baton_proto::v1::Question {
         input_id,
-        question: asked.text.clone(),
-        header: asked.header.clone(),
-        multi_select: asked.multi_select,
-        options: asked.options.iter().map(option).collect(),
+        question: request.text.clone(),
+        header: request.header.clone(),
+        multi_select: request.multi_select,
+        options: request.options.iter().map(option).collect(),
         group_id: String::new(),
-        allow_free_text: asked.allow_free_text,
+        allow_free_text: request.allow_free_text,
         tool_call_id: tool.to_owned(),
         group_size: 0,
     }
@@ -72,7 +73,7 @@ pub(super) fn truncate_id(text: &str) -> String {
     text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
 }
 
-/// Only what was shown is allowed.
+/// Allows only the arguments that were shown.
 pub(super) fn permission_answer(
     decision: &PermissionDecision,
     open: &OpenInput,
@@ -85,7 +86,7 @@ pub(super) fn permission_answer(
             for_attempt: decision.scope() == PermissionScope::Attempt,
         },
         InputOutcome::Allowed => AgentInputAnswer::Deny {
-            message: "what was allowed is not what was asked for".to_owned(),
+            message: "the permission was given for other arguments".to_owned(),
         },
         InputOutcome::Denied => AgentInputAnswer::Deny {
             message: decision.message.clone(),

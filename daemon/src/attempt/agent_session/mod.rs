@@ -1,5 +1,6 @@
-//! The talk with a coding agent: what it prints becomes what is told of it, what it asks gets an id that people can
-//! answer, and what it has to be told is numbered for its stdin. Pure, and stored whole between any two lines.
+//! The session with a coding agent: its output becomes events, its requests get ids that people
+//! can answer, and messages for its stdin are numbered. Pure, and stored as a whole between any
+//! two lines.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -31,13 +32,13 @@ use stdin_queue::UnsentMessage;
 pub(crate) struct AgentSession {
     attempt_id: String,
     translator: AgentTranslator,
-    /// Messages for stdin, each with its number, until they are known to be written.
+    /// Messages for stdin, each with its number, until the shim has reported them as written.
     unsent: VecDeque<UnsentMessage>,
-    /// Bytes in them, without the prompt.
+    /// Their bytes, without the prompt.
     #[serde(skip)]
     unread_bytes: usize,
     last_stdin: u64,
-    /// The message that holds the prompt.
+    /// The number of the message that holds the prompt.
     prompt: Option<u64>,
     inputs: BTreeMap<String, OpenInput>,
     /// Replies to questions that are answered together.
@@ -48,7 +49,7 @@ pub(crate) struct AgentSession {
     open_tools: BTreeSet<String>,
     conversation: Option<String>,
     malformed: u64,
-    /// Lines of which some characters were none.
+    /// Lines in which invalid characters were replaced.
     #[serde(default)]
     mended: u64,
     /// The last visible output did not end its line.
@@ -61,16 +62,16 @@ pub(crate) struct AgentSession {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OpenInput {
     key: InputKey,
-    /// Which of the questions of one request.
+    /// The index of the question in its request.
     index: usize,
-    /// Of a permission.
+    /// Only for a permission.
     digest: Option<[u8; 32]>,
-    /// Somebody has answered it, and others that go with it are still open.
+    /// It was answered, and other questions of the same request are still open.
     #[serde(default)]
     answered: bool,
 }
 
-/// What is told of an agent.
+/// What an agent's output means for its attempt.
 #[derive(Debug)]
 pub(super) enum AgentSessionEvent {
     Phase(OneTimePhase),
@@ -80,7 +81,7 @@ pub(super) enum AgentSessionEvent {
     LineCut(u64),
 }
 
-/// What the supervisor says of it in frames of their own.
+/// An event of an agent that the supervisor sends as a frame of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AgentNotice {
     ToolStarted { id: String, name: String },
@@ -91,7 +92,7 @@ pub(crate) enum AgentNotice {
     InputWithdrawn { input_id: String, reason: String },
 }
 
-/// What the relay says to an input.
+/// The relay's answer to an input.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum InputResponse {
     Decision(PermissionDecision),
@@ -110,7 +111,7 @@ impl InputResponse {
 impl AgentSession {
     pub(crate) fn new(attempt_id: &str, mut translator: AgentTranslator) -> Self {
         let opening = translator.first_message();
-        let mut talk = Self {
+        let mut session = Self {
             attempt_id: attempt_id.to_owned(),
             translator,
             unsent: VecDeque::new(),
@@ -129,40 +130,45 @@ impl AgentSession {
             end: None,
             further: FurtherTurns::default(),
         };
-        // Nothing but the phase of the prompt can come of it, and that is said when it is written.
-        let mut told = Vec::new();
-        talk.queue_message(opening, &mut told);
-        talk
+        // It can only emit the phase of the prompt, which is reported when the prompt is
+        // written.
+        let mut emitted = Vec::new();
+        session.queue_message(opening, &mut emitted);
+        session
     }
 
     pub(super) fn push_stdout(&mut self, bytes: &[u8]) {
         self.translator.push_stdout(bytes);
     }
 
-    /// What the next whole line comes to.
+    /// The events of the next complete line.
     pub(super) fn next_events(&mut self) -> Option<Vec<AgentSessionEvent>> {
         let events = self.translator.next_events()?;
         Some(self.apply_events(events))
     }
 
-    /// Bytes of a line whose end has not come.
+    /// Bytes of a line that is not complete yet.
     pub(super) fn partial_line_bytes(&self) -> u64 {
         self.translator.buffered_bytes() as u64
     }
 
     pub(super) fn on_exit(&mut self, exit: AgentExit, stderr: &str) -> Vec<AgentSessionEvent> {
         let events = self.translator.on_exit(exit, stderr);
-        let told = self.apply_events(events);
+        let emitted = self.apply_events(events);
         let (malformed, mended) = (self.malformed, self.mended);
         if malformed + mended > 1 {
-            warn!(attempt_id = %self.attempt_id, malformed, mended, "so many lines of the agent were no messages, or not quite");
+            warn!(attempt_id = %self.attempt_id, malformed, mended, "the agent printed lines that are not valid messages");
         }
-        told
+        emitted
     }
 
-    /// Somebody's word. None when nothing of this id is open, or when more answers have to come first.
-    pub(super) fn answer_input(&mut self, word: InputResponse) -> Option<Vec<AgentSessionEvent>> {
-        let (input, answer) = match word {
+    /// Answers an input. `None` when no such input is open, or when other answers have to come
+    /// first.
+    pub(super) fn answer_input(
+        &mut self,
+        response: InputResponse,
+    ) -> Option<Vec<AgentSessionEvent>> {
+        let (input, answer) = match response {
             InputResponse::Decision(decision) => {
                 let open = self.mark_answered(&decision.input_id)?;
                 let answer = permission_answer(&decision, &open);
@@ -176,24 +182,25 @@ impl AgentSession {
         };
         let message = self.translator.answer_message(&input, &answer)?;
         self.answers += 1;
-        let mut told = Vec::new();
-        self.queue_message(message, &mut told);
-        Some(told)
+        let mut emitted = Vec::new();
+        self.queue_message(message, &mut emitted);
+        Some(emitted)
     }
 
-    /// Asks the agent to end its turn, where its wire has words for that. Stored before it is said, like an answer: the
-    /// next daemon must not give its number to another message.
+    /// Asks the agent to end its turn, if its protocol can do that. Like an answer, the message
+    /// is stored before it is sent: the next daemon must not give its number to another
+    /// message.
     pub(super) fn interrupt_turn(&mut self) -> Option<Vec<AgentSessionEvent>> {
         let messages = self.translator.interrupt_messages();
         if messages.is_empty() || self.latest_ending().is_some() {
             return None;
         }
         self.answers += 1;
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         for message in messages {
-            self.queue_message(message, &mut told);
+            self.queue_message(message, &mut emitted);
         }
-        Some(told)
+        Some(emitted)
     }
 
     fn mark_answered(&mut self, input_id: &str) -> Option<OpenInput> {
@@ -223,12 +230,12 @@ impl AgentSession {
             .map(AgentInputAnswer::Replies)
     }
 
-    /// Number of the message that holds the prompt, once there is one.
+    /// The number of the message that holds the prompt, once there is one.
     pub(super) fn prompt_message_id(&self) -> Option<u64> {
         self.prompt
     }
 
-    /// It was read from where it was stored: nothing in it has to wait for that.
+    /// The session was read from the disk, so none of its messages has to wait to be stored.
     pub(super) fn mark_answers_stored(&mut self) {
         self.answers = 0;
         for unsent in &mut self.unsent {
@@ -253,7 +260,8 @@ impl AgentSession {
         self.inputs.len()
     }
 
-    /// Once the turn is over: whether its process may take a moment to end by itself. One whose turn failed may not.
+    /// Once the turn has ended: whether its process may take a moment to exit. Not after a
+    /// failed turn.
     pub(super) fn may_exit_by_itself(&self) -> Option<bool> {
         let end = self.end.as_ref()?;
         Some(!matches!(end.outcome, agents::TurnOutcome::Failed(_)))
@@ -268,22 +276,22 @@ impl AgentSession {
     }
 
     fn apply_events(&mut self, events: Vec<AgentEvent>) -> Vec<AgentSessionEvent> {
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         for event in events {
-            self.apply_event(event, &mut told);
+            self.apply_event(event, &mut emitted);
         }
-        told
+        emitted
     }
 
-    fn apply_event(&mut self, event: AgentEvent, told: &mut Vec<AgentSessionEvent>) {
+    fn apply_event(&mut self, event: AgentEvent, emitted: &mut Vec<AgentSessionEvent>) {
         match event {
-            // Said when the message that holds it is written.
+            // Reported when the message that holds the prompt is written.
             AgentEvent::Phase(TurnPhase::PromptWritten) => {}
             AgentEvent::Phase(TurnPhase::FirstEventSeen) => {
-                told.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
+                emitted.push(AgentSessionEvent::Phase(OneTimePhase::FirstEventSeen));
             }
             AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen) => {
-                told.push(AgentSessionEvent::Phase(
+                emitted.push(AgentSessionEvent::Phase(
                     OneTimePhase::FirstVisibleEventSeen,
                 ));
             }
@@ -295,12 +303,12 @@ impl AgentSession {
                     before_prompt: false,
                 };
                 let text = self.format_output(&label, output.text);
-                told.push(AgentSessionEvent::Output(label, text));
+                emitted.push(AgentSessionEvent::Output(label, text));
             }
             AgentEvent::ToolStarted { id, name } => {
                 let (id, name) = (truncate_id(&id), truncate_id(&name));
                 if !id.is_empty() && self.open_tools.insert(id.clone()) {
-                    told.push(AgentSessionEvent::Notice(AgentNotice::ToolStarted {
+                    emitted.push(AgentSessionEvent::Notice(AgentNotice::ToolStarted {
                         id,
                         name,
                     }));
@@ -309,38 +317,27 @@ impl AgentSession {
             AgentEvent::ToolFinished { id, failed } => {
                 let id = truncate_id(&id);
                 if self.open_tools.remove(&id) {
-                    told.push(AgentSessionEvent::Notice(AgentNotice::ToolFinished {
+                    emitted.push(AgentSessionEvent::Notice(AgentNotice::ToolFinished {
                         id,
                         failed,
                     }));
                 }
             }
-            AgentEvent::InputAsked(input) => self.open_request(&input, told),
-            AgentEvent::InputAnswered { key } => {
-                // Of questions that go together some may have had no answer: the agent was told of all or none.
-                let heard = |(input_id, open): (String, OpenInput)| match open.answered {
-                    true => AgentNotice::InputReceived { input_id },
-                    false => AgentNotice::InputWithdrawn {
-                        input_id,
-                        reason: "the questions that it was asked with are over".to_owned(),
-                    },
-                };
-                let closed = self.close_inputs(&key).into_iter();
-                told.extend(closed.map(heard).map(AgentSessionEvent::Notice));
-            }
+            AgentEvent::InputAsked(input) => self.open_request(&input, emitted),
+            AgentEvent::InputAnswered { key } => self.close_answered(&key, emitted),
             AgentEvent::InputWithdrawn { key, reason } => {
                 let withdrawn = |input_id| AgentNotice::InputWithdrawn {
                     input_id,
                     reason: reason.clone(),
                 };
                 let ids = self.close_inputs(&key).into_keys();
-                told.extend(ids.map(withdrawn).map(AgentSessionEvent::Notice));
+                emitted.extend(ids.map(withdrawn).map(AgentSessionEvent::Notice));
             }
             AgentEvent::Conversation(id) => {
-                // Said with the end: the relay wants to know how to go on, not how it goes.
+                // Reported with the end: the relay needs it for the next turn and not earlier.
                 self.conversation = Some(id);
             }
-            AgentEvent::Write(message) => self.queue_within_turn(message, told),
+            AgentEvent::Write(message) => self.queue_within_turn(message, emitted),
             AgentEvent::Malformed { line } => {
                 self.malformed += 1;
                 self.log_odd_line(line);
@@ -349,21 +346,35 @@ impl AgentSession {
                 self.mended += 1;
                 self.log_odd_line(line);
             }
-            AgentEvent::LineCut { length } => told.push(AgentSessionEvent::LineCut(length)),
-            AgentEvent::Ended(end) => self.on_turn_end(end, told),
+            AgentEvent::LineCut { length } => emitted.push(AgentSessionEvent::LineCut(length)),
+            AgentEvent::Ended(end) => self.on_turn_end(end, emitted),
         }
     }
 
-    /// The first one is worth a word, and how many there were is said at the end.
+    /// The agent has received all answers to questions that were asked together, or none of them.
+    /// Those without an answer are withdrawn.
+    fn close_answered(&mut self, key: &InputKey, emitted: &mut Vec<AgentSessionEvent>) {
+        let closed = self.close_inputs(key).into_iter();
+        let notices = closed.map(|(input_id, open)| match open.answered {
+            true => AgentNotice::InputReceived { input_id },
+            false => AgentNotice::InputWithdrawn {
+                input_id,
+                reason: "the questions of the same request were closed".to_owned(),
+            },
+        });
+        emitted.extend(notices.map(AgentSessionEvent::Notice));
+    }
+
+    /// Logs only the first invalid line; their number is logged at the end.
     fn log_odd_line(&self, line: u64) {
         let (malformed, mended) = (self.malformed, self.mended);
         if malformed + mended == 1 {
-            warn!(attempt_id = %self.attempt_id, line, malformed, mended, "the agent printed a line that is no message, or not quite");
+            warn!(attempt_id = %self.attempt_id, line, malformed, mended, "the agent printed a line that is not a valid message");
         }
     }
 
-    /// Words flow on; everything else, and whatever follows words, begins on a line of its own. What nobody sees does
-    /// not break the words that somebody does.
+    /// Text is passed on as it comes; everything else begins on a line of its own. Invisible
+    /// output does not break visible text.
     fn format_output(&mut self, label: &OutputLabel, text: String) -> String {
         let flows = matches!(label.kind, OutputKind::Text | OutputKind::Thinking);
         let mut text = text;
@@ -379,8 +390,9 @@ impl AgentSession {
         text
     }
 
-    /// One input for a permission, one for each question. What cannot be put to people is answered at once: by nobody.
-    fn open_request(&mut self, input: &AgentInput, told: &mut Vec<AgentSessionEvent>) {
+    /// Opens one input for a permission, or one for each question. A request that cannot be
+    /// shown to people is answered at once, without an answer.
+    fn open_request(&mut self, input: &AgentInput, emitted: &mut Vec<AgentSessionEvent>) {
         let tool = input
             .tool_call_id
             .as_deref()
@@ -390,7 +402,7 @@ impl AgentSession {
             AgentInputKind::Permission(permission) => {
                 let input_id = self.open_input(&input.key, 0, Some(permission.digest));
                 let request = permission_request(input_id, tool, permission);
-                told.push(AgentSessionEvent::Notice(AgentNotice::Permission(request)));
+                emitted.push(AgentSessionEvent::Notice(AgentNotice::Permission(request)));
             }
             AgentInputKind::Questions(questions) if questions.iter().all(is_askable) => {
                 self.asked += 1;
@@ -404,7 +416,7 @@ impl AgentSession {
                         question.group_id = group.clone();
                         question.group_size = u32::try_from(questions.len()).unwrap_or(u32::MAX);
                     }
-                    told.push(AgentSessionEvent::Notice(AgentNotice::Question(question)));
+                    emitted.push(AgentSessionEvent::Notice(AgentNotice::Question(question)));
                 }
             }
             AgentInputKind::Questions(_) => {
@@ -412,7 +424,7 @@ impl AgentSession {
                     .translator
                     .answer_message(&input.key, &AgentInputAnswer::None)
                 {
-                    self.queue_message(message, told);
+                    self.queue_message(message, emitted);
                 }
             }
         }
@@ -431,7 +443,7 @@ impl AgentSession {
         id
     }
 
-    /// The same id for the same request, whichever daemon reads it.
+    /// The same request gets the same id from every daemon that reads it.
     fn derive_id(&self, what: &str) -> String {
         let name = format!("{} {what} {}", self.attempt_id, self.asked);
         let digest = Sha256::digest(name.as_bytes());
@@ -453,12 +465,12 @@ impl AgentSession {
     }
 }
 
-/// What an agent has said by its end.
+/// What an agent has reported by its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AgentSummary {
     pub(crate) end: Option<agents::TurnEnding>,
     pub(crate) conversation: Option<String>,
-    /// By turns before one that has not ended.
+    /// What turns before an unfinished one have used.
     pub(crate) used_before: Option<TurnUsage>,
 }
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What an agent has to be told on its stdin: numbered, kept until it is known to be written, and bounded.
+//! Messages for an agent's stdin: numbered, bounded, and kept until they are reported as
+//! written.
 
 use baton_proto::worker::Stdin;
 use bytes::Bytes;
@@ -8,16 +9,18 @@ use super::{AgentSession, AgentSessionEvent};
 use crate::agents::{self, AgentEvent, FailureClass, StdinMessage, TurnFailure, TurnPhase};
 use crate::shim::STDIN_QUEUE_BYTES_MAX;
 
-/// What waits for an agent to read beside the prompt. One that reads has a batch of its own requests before it at most.
+/// What may wait for an agent to read it, beside the prompt. An agent that reads its stdin has
+/// at most the answers to one batch of its own requests before it.
 pub(super) const MAX_UNREAD_BYTES: usize = STDIN_QUEUE_BYTES_MAX;
 const UNREAD_FAILURE: &str =
-    "the agent asked more and more and did not read the answers on its standard input";
+    "the agent sent more requests and did not read the answers on its standard input";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct UnsentMessage {
     pub(super) id: u64,
     pub(super) message: StdinMessage,
-    /// It may leave when so many answers are stored: a daemon that forgot one would number what follows anew.
+    /// The message may be sent when this many answers are stored. Otherwise a daemon that lost
+    /// an answer would give its number to another message.
     pub(super) after_answers: u64,
 }
 
@@ -28,16 +31,16 @@ impl UnsentMessage {
 }
 
 impl AgentSession {
-    /// Numbers a message. What it means to the adapter is noted now, before the next line is read.
+    /// Numbers a message. The translator records its meaning now, before the next line is read.
     pub(super) fn queue_message(
         &mut self,
         message: StdinMessage,
-        told: &mut Vec<AgentSessionEvent>,
+        emitted: &mut Vec<AgentSessionEvent>,
     ) {
         self.last_stdin += 1;
         let events = self.translator.on_written(&message.bytes);
         if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
-            // A further turn has a prompt too.
+            // A further turn has a prompt too; the first one counts.
             self.prompt.get_or_insert(self.last_stdin);
         }
         let unsent = UnsentMessage {
@@ -47,35 +50,38 @@ impl AgentSession {
         };
         self.unread_bytes += self.unread_size(&unsent);
         self.unsent.push_back(unsent);
-        told.extend(self.apply_events(events));
-        self.fail_if_unread(told);
+        emitted.extend(self.apply_events(events));
+        self.fail_if_unread(emitted);
     }
 
-    /// What the adapter has to say to the agent. Once the turn is over nobody is left to read it.
+    /// Queues a message of the translator. After the end of the turn the agent no longer reads
+    /// its stdin.
     pub(super) fn queue_within_turn(
         &mut self,
         message: StdinMessage,
-        told: &mut Vec<AgentSessionEvent>,
+        emitted: &mut Vec<AgentSessionEvent>,
     ) {
         if self.end.is_none() {
-            self.queue_message(message, told);
+            self.queue_message(message, emitted);
         }
     }
 
-    /// An agent that asks and asks and never reads what it is told would fill the worker's memory and disk with that.
-    fn fail_if_unread(&mut self, told: &mut Vec<AgentSessionEvent>) {
+    /// Fails an agent that sends requests and never reads the answers: they would fill the
+    /// worker's memory and disk.
+    fn fail_if_unread(&mut self, emitted: &mut Vec<AgentSessionEvent>) {
         if self.unread_bytes > MAX_UNREAD_BYTES {
             let failure = TurnFailure::new(FailureClass::OutputInvalid, UNREAD_FAILURE);
             let end = agents::TurnEnding {
                 outcome: agents::TurnOutcome::Failed(failure),
                 usage: None,
             };
-            self.apply_event(AgentEvent::Ended(end), told);
+            self.apply_event(AgentEvent::Ended(end), emitted);
         }
     }
 
-    /// What goes to stdin and is not known to be written: those after `sent`, as far as they may leave.
-    /// No more at once than a shim keeps: one that is sent more hangs up, and hears neither renewal nor stop.
+    /// Messages after `sent` that are not reported as written and may be sent. At most as many
+    /// bytes as a shim buffers: a shim that gets more closes the connection and then receives
+    /// neither renewals nor orders.
     pub(in crate::attempt) fn stdin_after(
         &self,
         sent: u64,
@@ -102,7 +108,7 @@ impl AgentSession {
         }
     }
 
-    /// A long prompt is nothing that the agent brought about.
+    /// The prompt does not count: its length is not the agent's doing.
     pub(super) fn unread_size(&self, unsent: &UnsentMessage) -> usize {
         match self.prompt == Some(unsent.id) {
             true => 0,
@@ -110,15 +116,15 @@ impl AgentSession {
         }
     }
 
-    /// No further turn is wanted: an agent that reads on finds the end.
-    pub(super) fn close_stdin(&mut self, told: &mut Vec<AgentSessionEvent>) {
+    /// No further turn follows: closes stdin, so that an agent that reads on finds its end.
+    pub(super) fn close_stdin(&mut self, emitted: &mut Vec<AgentSessionEvent>) {
         let closed = self.unsent.iter().any(|unsent| unsent.message.last);
         if !closed {
-            let goodbye = StdinMessage {
+            let close_message = StdinMessage {
                 bytes: Vec::new(),
                 last: true,
             };
-            self.queue_message(goodbye, told);
+            self.queue_message(close_message, emitted);
         }
     }
 }

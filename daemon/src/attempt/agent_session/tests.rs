@@ -1,4 +1,5 @@
-//! Questions that end together, and what a decision allows.
+//! Questions of one request that close together, permissions, and an agent that does not read
+//! its stdin.
 
 use bytes::Bytes;
 
@@ -7,7 +8,7 @@ use super::*;
 use crate::agents::{AgentQuestion, StdinMessage, test_agent_session};
 use crate::shim::STDIN_QUEUE_BYTES_MAX;
 
-fn ask_questions(talk: &mut AgentSession) -> Vec<String> {
+fn ask_questions(session: &mut AgentSession) -> Vec<String> {
     let asked = |text: &str| AgentQuestion {
         text: text.to_owned(),
         allow_free_text: true,
@@ -18,9 +19,9 @@ fn ask_questions(talk: &mut AgentSession) -> Vec<String> {
         tool_call_id: None,
         kind: AgentInputKind::Questions(vec![asked("This?"), asked("That?")]),
     };
-    let mut told = Vec::new();
-    talk.open_request(&input, &mut told);
-    let ids = told.iter().map(|told| match told {
+    let mut emitted = Vec::new();
+    session.open_request(&input, &mut emitted);
+    let ids = emitted.iter().map(|emitted| match emitted {
         AgentSessionEvent::Notice(AgentNotice::Question(question)) => question.input_id.clone(),
         other => panic!("{other:?}"),
     });
@@ -29,25 +30,25 @@ fn ask_questions(talk: &mut AgentSession) -> Vec<String> {
 
 #[test]
 fn only_answered_questions_of_a_closed_request_are_received() {
-    let mut talk = test_agent_session();
-    let ids = ask_questions(&mut talk);
-    talk.mark_answered(&ids[0]).expect("it is open");
-    let mut told = Vec::new();
+    let mut session = test_agent_session();
+    let ids = ask_questions(&mut session);
+    session.mark_answered(&ids[0]).expect("it is open");
+    let mut emitted = Vec::new();
     let key = InputKey("q".to_owned());
-    talk.apply_event(AgentEvent::InputAnswered { key }, &mut told);
-    let mut said: Vec<AgentNotice> = told
+    session.apply_event(AgentEvent::InputAnswered { key }, &mut emitted);
+    let mut notices: Vec<AgentNotice> = emitted
         .into_iter()
-        .map(|told| match told {
-            AgentSessionEvent::Notice(said) => said,
+        .map(|emitted| match emitted {
+            AgentSessionEvent::Notice(notices) => notices,
             other => panic!("{other:?}"),
         })
         .collect();
-    said.sort_by_key(|said| matches!(said, AgentNotice::InputWithdrawn { .. }));
-    assert!(matches!(&said[0], AgentNotice::InputReceived { input_id } if *input_id == ids[0]));
+    notices.sort_by_key(|notices| matches!(notices, AgentNotice::InputWithdrawn { .. }));
+    assert!(matches!(&notices[0], AgentNotice::InputReceived { input_id } if *input_id == ids[0]));
     assert!(
-        matches!(&said[1], AgentNotice::InputWithdrawn { input_id, .. } if *input_id == ids[1])
+        matches!(&notices[1], AgentNotice::InputWithdrawn { input_id, .. } if *input_id == ids[1])
     );
-    assert_eq!(talk.open_inputs(), 0);
+    assert_eq!(session.open_inputs(), 0);
 }
 
 #[test]
@@ -75,66 +76,72 @@ fn a_permission_counts_only_for_the_exact_arguments() {
     }
 }
 
-/// Asks what nobody answers, and reads nothing.
-fn ask_repeatedly(talk: &mut AgentSession, times: usize) {
+/// The agent sends requests that get no answer from a person, and does not read its stdin.
+fn ask_repeatedly(session: &mut AgentSession, times: usize) {
     let request = format!("{{\"id\":\"{}\",\"method\":\"x\"}}\n", "y".repeat(50_000));
     for _ in 0..times {
-        talk.push_stdout(request.as_bytes());
-        while talk.next_events().is_some() {}
+        session.push_stdout(request.as_bytes());
+        while session.next_events().is_some() {}
     }
 }
 
 #[test]
 fn an_agent_that_sends_requests_and_does_not_read_fails() {
-    let mut talk = test_agent_session();
-    let refusals = |talk: &AgentSession| talk.unsent.len();
-    ask_repeatedly(&mut talk, 1);
-    assert!(talk.end.is_none() && refusals(&talk) == 2, "{talk:?}");
-    let each = talk.unread_bytes;
-    ask_repeatedly(&mut talk, MAX_UNREAD_BYTES / each + 1);
-    let end = talk.summary().end.expect("it was ended");
+    let mut session = test_agent_session();
+    let refusals = |session: &AgentSession| session.unsent.len();
+    ask_repeatedly(&mut session, 1);
+    assert!(
+        session.end.is_none() && refusals(&session) == 2,
+        "{session:?}"
+    );
+    let each = session.unread_bytes;
+    ask_repeatedly(&mut session, MAX_UNREAD_BYTES / each + 1);
+    let end = session.summary().end.expect("it was ended");
     assert!(
         matches!(&end.outcome, agents::TurnOutcome::Failed(failure) if failure.code() == "output_invalid"),
         "{end:?}"
     );
-    let waiting = refusals(&talk);
-    ask_repeatedly(&mut talk, 10);
-    assert_eq!(refusals(&talk), waiting);
-    assert!(talk.unsent.back().is_some_and(|last| last.message.last));
+    let waiting = refusals(&session);
+    ask_repeatedly(&mut session, 10);
+    assert_eq!(refusals(&session), waiting);
+    assert!(session.unsent.back().is_some_and(|last| last.message.last));
 }
 
 #[test]
 fn an_agent_that_reads_its_stdin_may_send_any_number_of_requests() {
-    let mut talk = test_agent_session();
+    let mut session = test_agent_session();
     for _ in 0..3 {
-        ask_repeatedly(&mut talk, MAX_UNREAD_BYTES / 100_000);
-        let stored = serde_json::to_vec(&talk).unwrap();
-        talk = serde_json::from_slice(&stored).unwrap();
-        talk.mark_answers_stored();
-        let last = talk.last_stdin;
-        talk.on_stdin_done(last);
-        assert_eq!(talk.unread_bytes, 0);
+        ask_repeatedly(&mut session, MAX_UNREAD_BYTES / 100_000);
+        let stored = serde_json::to_vec(&session).unwrap();
+        session = serde_json::from_slice(&stored).unwrap();
+        session.mark_answers_stored();
+        let last = session.last_stdin;
+        session.on_stdin_done(last);
+        assert_eq!(session.unread_bytes, 0);
     }
-    assert!(talk.end.is_none());
+    assert!(session.end.is_none());
 }
 
-/// A shim that is sent more hangs up.
+/// A shim that is sent more closes the connection.
 #[test]
 fn a_shim_is_not_sent_more_than_it_buffers() {
-    let mut talk = test_agent_session();
+    let mut session = test_agent_session();
     let long = |bytes: usize| StdinMessage {
         bytes: vec![b'x'; bytes],
         last: false,
     };
-    talk.prompt = Some(2);
+    session.prompt = Some(2);
     for bytes in [STDIN_QUEUE_BYTES_MAX / 2, STDIN_QUEUE_BYTES_MAX / 2, 1] {
-        talk.queue_message(long(bytes), &mut Vec::new());
+        session.queue_message(long(bytes), &mut Vec::new());
     }
-    let sent = |talk: &AgentSession, after| -> Vec<u64> {
-        talk.stdin_after(after, 0).map(|stdin| stdin.id).collect()
+    let sent = |session: &AgentSession, after| -> Vec<u64> {
+        session
+            .stdin_after(after, 0)
+            .map(|stdin| stdin.id)
+            .collect()
     };
-    assert_eq!(sent(&talk, 0), [1, 2]);
-    assert_eq!(sent(&talk, 2), [] as [u64; 0]);
-    talk.on_stdin_done(2);
-    assert_eq!(sent(&talk, 2), [3, 4]);
+    assert_eq!(sent(&session, 0), [1, 2]);
+    assert_eq!(sent(&session, 2), [] as [u64; 0]);
+    session.on_stdin_done(2);
+    assert_eq!(sent(&session, 2), [3, 4]);
 }

@@ -1,6 +1,7 @@
-//! What a coding agent prints, line by line. All that one line comes to is told before the next one, and the position
-//! moves with the last of it: a daemon that was killed in between tells the line again, and never loses a part of it.
-//! A snapshot is taken only where everything before it is told, so that the talk and the position agree.
+//! The output of a coding agent, line by line. All events of a line are reported before the
+//! next line, and the position moves with the last of them: the next daemon reports an
+//! interrupted line again and never loses a part of it. A snapshot is taken only where
+//! everything before it is reported, so that the session and the position agree.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use super::super::AttemptEvent;
 use super::super::agent_session::{
     AgentNotice, AgentSession, AgentSessionEvent, AgentSummary, InputResponse,
 };
-use super::super::output_coalescer::CoalescedChunk;
 use super::deferred_stderr::DeferredStderr;
+use super::output_coalescer::CoalescedChunk;
 use super::{ChildPipe, SNAPSHOT_EVERY, TranscriptReader};
 use crate::agents::{AgentExit, TurnOutcome};
 use crate::clock::BootTime;
@@ -23,28 +24,28 @@ use crate::deadlines::phase_order::OneTimePhase;
 use crate::outbox::{OutputCutReason, OutputLabel};
 use crate::process::ChildExit;
 
-/// What a process may take to end by itself after its result.
+/// How long a process may take to exit after its result.
 const SELF_EXIT_TIME: Duration = Duration::from_secs(5);
 
-/// A chunk is one frame.
+/// A chunk is sent as one frame.
 const MAX_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Where the talk stands in the transcript.
+/// The position of the agent's session in the transcript.
 #[derive(Debug, Default)]
 pub(super) struct AgentOutputState {
-    /// End of the last whole line, or of what came after it on standard error.
+    /// The end of the last complete line, or of stderr that came after it.
     line_end: u64,
-    /// Where a line began whose end has not come.
+    /// Where an incomplete line began.
     partial_line_start: Option<u64>,
-    /// Standard error that came inside that line.
+    /// Stderr that arrived inside that line.
     deferred_stderr: DeferredStderr,
-    /// Position of the last snapshot.
+    /// The position of the last snapshot.
     pub(super) snapshot_position: u64,
-    /// The child's process, once there is one.
+    /// The child's process id, once it is started.
     pid: Option<i32>,
-    /// Number of the last message that the child has.
+    /// The number of the last message that was written to the child's stdin.
     stdin_done: u64,
-    /// Until when the process may end by itself.
+    /// Until when the process may exit by itself.
     pub(super) self_exit_until: Option<BootTime>,
 }
 
@@ -60,28 +61,28 @@ impl TranscriptReader {
         stored.and_then(Result::ok).unwrap_or_default().into()
     }
 
-    /// What was told before: only what follows from it is kept.
+    /// Output that was already reported only restores the session's state.
     pub(super) fn replay_stdout(&mut self, bytes: &[u8]) {
-        if let Some(talk) = &mut self.agent_session {
-            talk.push_stdout(bytes);
-            while talk.next_events().is_some() {}
+        if let Some(session) = &mut self.agent_session {
+            session.push_stdout(bytes);
+            while session.next_events().is_some() {}
         }
     }
 
-    /// Everything that was told is known again: what is open is watched from here on.
+    /// The state is restored: open tools and inputs are watched from here on.
     pub(crate) fn finish_replay(&mut self, now: BootTime) {
-        let Some(mut talk) = self.agent_session.take() else {
+        let Some(mut session) = self.agent_session.take() else {
             return;
         };
-        talk.mark_answers_stored();
-        for tool in talk.open_tools() {
+        session.mark_answers_stored();
+        for tool in session.open_tools() {
             self.timers
                 .apply(TimerEvent::ToolStarted(tool.clone()), now);
         }
-        for _ in 0..talk.open_inputs() {
+        for _ in 0..session.open_inputs() {
             self.timers.apply(TimerEvent::InputOpened, now);
         }
-        self.agent_session = Some(talk);
+        self.agent_session = Some(session);
         self.check_turn_ended(now);
     }
 
@@ -96,8 +97,8 @@ impl TranscriptReader {
         }
     }
 
-    /// Nobody hears of a position by itself, and whoever reads on waits for that: pieces of a long tool call, or a line
-    /// that is too long, come to nothing that could be told.
+    /// The position alone is no event, but the reader waits until the supervisor has it. Pieces
+    /// of a long tool call, or a line that is too long, cause no event that could carry it.
     fn store_position(&mut self) {
         if self.ready.is_empty() {
             let progress = self.progress(true);
@@ -109,39 +110,39 @@ impl TranscriptReader {
     }
 
     fn push_agent_stdout(&mut self, bytes: &[u8], now: BootTime) {
-        let Some(mut talk) = self.agent_session.take() else {
+        let Some(mut session) = self.agent_session.take() else {
             return;
         };
-        talk.push_stdout(bytes);
+        session.push_stdout(bytes);
         let mut any = false;
         loop {
-            let told = talk.next_events();
-            let held = talk.partial_line_bytes();
-            self.agent_session = Some(talk);
-            let Some(told) = told else {
-                self.note_partial_line(held, any, now);
+            let emitted = session.next_events();
+            let partial = session.partial_line_bytes();
+            self.agent_session = Some(session);
+            let Some(emitted) = emitted else {
+                self.note_partial_line(partial, any, now);
                 return;
             };
             any = true;
-            // First: its line moves the position beyond it.
+            // Before the line's own events: the line moves the position past this stderr.
             self.flush_deferred_stderr(self.agent_output.line_end, now);
-            self.apply_line_events(told, self.read_end - held, now);
-            talk = match self.agent_session.take() {
-                Some(talk) => talk,
+            self.apply_line_events(emitted, self.read_end - partial, now);
+            session = match self.agent_session.take() {
+                Some(session) => session,
                 None => return,
             };
         }
     }
 
-    fn note_partial_line(&mut self, held: u64, any: bool, now: BootTime) {
-        if any || held == 0 {
+    fn note_partial_line(&mut self, partial: u64, any: bool, now: BootTime) {
+        if any || partial == 0 {
             self.agent_output.partial_line_start = None;
-            self.flush_deferred_stderr(self.read_end - held, now);
+            self.flush_deferred_stderr(self.read_end - partial, now);
         }
-        if held > 0 {
+        if partial > 0 {
             self.agent_output
                 .partial_line_start
-                .get_or_insert(self.read_end - held);
+                .get_or_insert(self.read_end - partial);
         }
     }
 
@@ -153,14 +154,14 @@ impl TranscriptReader {
         self.agent_output.deferred_stderr.push(bytes);
     }
 
-    /// What came inside a line, as far as it was kept, and that there was more.
+    /// Reports stderr that arrived inside a line, and how much of it was cut.
     fn flush_deferred_stderr(&mut self, end: u64, now: BootTime) {
-        let behind = std::mem::take(&mut self.agent_output.deferred_stderr);
-        self.coalesce_stderr(&behind.bytes, end, now);
-        if behind.overflow_bytes > 0 {
+        let deferred = std::mem::take(&mut self.agent_output.deferred_stderr);
+        self.coalesce_stderr(&deferred.bytes, end, now);
+        if deferred.overflow_bytes > 0 {
             self.flush_output();
-            self.stderr_tail.push(&behind.overflow_tail.bytes());
-            self.report_cut(behind.overflow_bytes, OutputCutReason::Overflow);
+            self.stderr_tail.push(&deferred.overflow_tail.bytes());
+            self.report_cut(deferred.overflow_bytes, OutputCutReason::Overflow);
         }
     }
 
@@ -173,25 +174,26 @@ impl TranscriptReader {
         });
     }
 
-    /// For operators, not for whoever reads what the agent says.
+    /// Stderr of an agent is for operators and not shown as the agent's text.
     fn coalesce_stderr(&mut self, bytes: &[u8], end: u64, now: BootTime) {
-        let begun = std::mem::replace(&mut self.agent_output.line_end, end);
+        let start = std::mem::replace(&mut self.agent_output.line_end, end);
         let label = OutputLabel {
             visible: false,
             before_prompt: self.awaits_prompt(),
             ..OutputLabel::from(ChildPipe::Stderr)
         };
         if !bytes.is_empty() {
-            self.coalescer.push(label, bytes, begun..end, now);
+            self.coalescer.push(label, bytes, start..end, now);
         }
     }
 
-    /// One line and all that it comes to. Output alone may wait for company.
-    fn apply_line_events(&mut self, told: Vec<AgentSessionEvent>, end: u64, now: BootTime) {
+    /// Reports the events of one line. A line with nothing but output may wait to be joined
+    /// with more.
+    fn apply_line_events(&mut self, emitted: Vec<AgentSessionEvent>, end: u64, now: BootTime) {
         let activity = TimerEvent::Activity { tool_call_id: None };
         self.timers.apply(activity, now);
-        let begun = self.agent_output.line_end;
-        let only_output = told.iter().all(|told| match told {
+        let start = self.agent_output.line_end;
+        let only_output = emitted.iter().all(|emitted| match emitted {
             AgentSessionEvent::Output(label, _) => !label.visible || !self.begins_to_stream(),
             AgentSessionEvent::Phase(_)
             | AgentSessionEvent::Notice(_)
@@ -201,17 +203,18 @@ impl TranscriptReader {
             self.flush_output();
         }
         let before = self.ready.len();
-        for told in told {
-            match told {
+        for emitted in emitted {
+            match emitted {
                 AgentSessionEvent::Output(label, text) => {
-                    self.push_labeled_output(label, text, only_output.then_some(begun..end), now);
+                    self.push_labeled_output(label, text, only_output.then_some(start..end), now);
                 }
                 AgentSessionEvent::Phase(phase) => {
-                    // The word that the prompt is written comes another way, and may come later than the answer to it.
+                    // That the prompt was written is reported by the shim, and may arrive later
+                    // than the agent's answer to it.
                     self.enter_within_line(OneTimePhase::PromptWritten, now);
                     self.enter_within_line(phase, now);
                 }
-                AgentSessionEvent::Notice(said) => self.push_notice(said, now),
+                AgentSessionEvent::Notice(notice) => self.push_notice(notice, now),
                 AgentSessionEvent::LineCut(length) => {
                     self.report_cut(length, OutputCutReason::LineTooLong)
                 }
@@ -227,12 +230,12 @@ impl TranscriptReader {
         self.check_turn_ended(now);
     }
 
-    /// What is said now is said without a prompt, unless people can see it.
+    /// Whether output of now came before the prompt.
     fn awaits_prompt(&self) -> bool {
         !self.phase_order.has_reached(OneTimePhase::PromptWritten)
     }
 
-    /// The first visible output after the first one.
+    /// Whether visible output of now is the first after the first visible event.
     fn begins_to_stream(&self) -> bool {
         self.phase_order
             .has_reached(OneTimePhase::FirstVisibleEventSeen)
@@ -288,8 +291,8 @@ impl TranscriptReader {
         self.ready.push_back(entered);
     }
 
-    fn push_notice(&mut self, said: AgentNotice, now: BootTime) {
-        let fact = match &said {
+    fn push_notice(&mut self, notice: AgentNotice, now: BootTime) {
+        let fact = match &notice {
             AgentNotice::ToolStarted { id, .. } => TimerEvent::ToolStarted(id.clone()),
             AgentNotice::ToolFinished { id, .. } => TimerEvent::ToolFinished(id.clone()),
             AgentNotice::Permission(_) | AgentNotice::Question(_) => TimerEvent::InputOpened,
@@ -299,13 +302,11 @@ impl TranscriptReader {
         };
         self.timers.apply(fact, now);
         let progress = self.progress(false);
-        self.ready.push_back(AttemptEvent::AgentNotice {
-            notice: said,
-            progress,
-        });
+        self.ready
+            .push_back(AttemptEvent::AgentNotice { notice, progress });
     }
 
-    /// Tells all output that waits, so that what comes next comes after it.
+    /// Reports all waiting output, so that the next event comes after it.
     pub(super) fn flush_output(&mut self) {
         if self.agent_session.is_none() {
             return;
@@ -317,7 +318,7 @@ impl TranscriptReader {
         self.delivered_end = self.agent_output.line_end;
     }
 
-    /// The last event that is ready moves the position here, and holds the state here.
+    /// Moves the position and the snapshot to the last event that is ready.
     fn attach_snapshot(&mut self) {
         if self.ready.is_empty() {
             return;
@@ -329,96 +330,101 @@ impl TranscriptReader {
         }
     }
 
-    /// Somebody's word to what the agent asked. It is stored before it goes to the agent.
-    pub(crate) fn answer_input(&mut self, word: InputResponse, now: BootTime) {
-        let told = self
+    /// A person's answer to a request of the agent. It is stored before it is sent to the
+    /// agent.
+    pub(crate) fn answer_input(&mut self, response: InputResponse, now: BootTime) {
+        let emitted = self
             .agent_session
             .as_mut()
-            .and_then(|talk| talk.answer_input(word));
-        if let Some(told) = told {
+            .and_then(|session| session.answer_input(response));
+        if let Some(emitted) = emitted {
             self.flush_output();
-            self.apply_line_events(told, self.agent_output.line_end, now);
+            self.apply_line_events(emitted, self.agent_output.line_end, now);
         }
     }
 
-    /// A turn has ended with a result, and somebody has to look for the files before that is the attempt's.
+    /// A turn has ended with a result, and the required files have to be checked.
     pub(crate) fn awaits_file_check(&self) -> bool {
         self.agent_session
             .as_ref()
-            .is_some_and(|talk| talk.awaits_file_check())
+            .is_some_and(|session| session.awaits_file_check())
     }
 
-    /// What is missing of them: nothing makes the turn the last. Stored before the agent hears of it.
+    /// The required files were checked. When none is missing, the turn was the last one. The
+    /// result is stored before it is sent to the agent.
     pub(crate) fn on_files_checked(
         &mut self,
         unmet: &[UnmetRequirement],
         root: &Path,
         now: BootTime,
     ) {
-        let talk = self.agent_session.as_mut();
-        if let Some(told) = talk.and_then(|talk| talk.on_files_checked(unmet, root)) {
+        let session = self.agent_session.as_mut();
+        if let Some(emitted) = session.and_then(|session| session.on_files_checked(unmet, root)) {
             self.flush_output();
-            self.apply_line_events(told, self.agent_output.line_end, now);
+            self.apply_line_events(emitted, self.agent_output.line_end, now);
             self.store_position();
         }
     }
 
-    /// Asks the agent to end its turn. False where there is nothing to ask, or nobody who would understand.
+    /// Asks the agent to end its turn. False when no turn runs, or when its protocol cannot do
+    /// that.
     pub(crate) fn interrupt_turn(&mut self, now: BootTime) -> bool {
         let works = self.phase_order.has_reached(OneTimePhase::PromptWritten)
             && !self.phase_order.has_reached(OneTimePhase::CleanupStarted);
-        let talk = self.agent_session.as_mut().filter(|_| works);
-        let Some(told) = talk.and_then(|talk| talk.interrupt_turn()) else {
+        let session = self.agent_session.as_mut().filter(|_| works);
+        let Some(emitted) = session.and_then(|session| session.interrupt_turn()) else {
             return false;
         };
         self.flush_output();
-        self.apply_line_events(told, self.agent_output.line_end, now);
+        self.apply_line_events(emitted, self.agent_output.line_end, now);
         true
     }
 
-    /// The turn ended, and not because somebody asked for that.
+    /// The turn has ended, and not because it was interrupted.
     pub(crate) fn turn_ended_unprompted(&self) -> bool {
         let end = self.agent_summary().and_then(|spoken| spoken.end);
         end.is_some_and(|end| end.outcome != TurnOutcome::Interrupted)
     }
 
-    /// What goes to the child's stdin after `sent`, as far as the answers in it are stored.
+    /// Messages for the child's stdin after `sent`, as far as the answers in them are stored.
     pub(crate) fn stdin_after(
         &self,
         sent: u64,
         stored_answers: u64,
     ) -> impl Iterator<Item = baton_proto::worker::Stdin> {
-        let talk = self.agent_session.iter();
-        talk.flat_map(move |talk| talk.stdin_after(sent, stored_answers))
+        let session = self.agent_session.iter();
+        session.flat_map(move |session| session.stdin_after(sent, stored_answers))
     }
 
-    /// The child has what it was sent, up to this number.
+    /// Messages up to this number are written to the child's stdin.
     pub(crate) fn on_stdin_done(&mut self, id: u64, now: BootTime) {
         self.agent_output.stdin_done = self.agent_output.stdin_done.max(id);
-        if let Some(talk) = &mut self.agent_session {
-            talk.on_stdin_done(id);
+        if let Some(session) = &mut self.agent_session {
+            session.on_stdin_done(id);
         }
         self.check_prompt_written(now);
     }
 
-    /// There is a process.
+    /// The child process was started.
     pub(crate) fn on_spawned(&mut self, pid: i32, now: BootTime) {
         self.agent_output.pid = Some(pid);
         self.check_agent_started(now);
     }
 
-    /// An agent has started when its prompt can be written. Two wires shake hands first, and a program that needs
-    /// seconds to load answers late: that is its start, and not a prompt that it does not take.
+    /// An agent counts as started when its prompt can be written. Two protocols begin with a
+    /// handshake, and a program that takes seconds to load answers it late: that time belongs
+    /// to its start.
     fn check_agent_started(&mut self, now: BootTime) {
         if self.agent_output.pid.is_some() && self.may_have_prompt() {
             self.enter_phase(OneTimePhase::AgentStarted, self.agent_output.pid, now);
         }
     }
 
-    /// Whether it was written may be known before the line is read again that the prompt was the answer to.
+    /// The shim may report the prompt as written before the line is read again that the prompt
+    /// answers.
     fn check_prompt_written(&mut self, now: BootTime) {
         let prompt = match &self.agent_session {
-            Some(talk) => talk.prompt_message_id(),
+            Some(session) => session.prompt_message_id(),
             None => Some(super::PROMPT_MESSAGE_ID),
         };
         if prompt.is_some_and(|prompt| prompt <= self.agent_output.stdin_done) {
@@ -426,20 +432,20 @@ impl TranscriptReader {
         }
     }
 
-    /// False where a coding agent was never even sent a prompt. A command acts without any.
+    /// False only for a coding agent that was never sent a prompt. A command acts without one.
     pub(crate) fn may_have_prompt(&self) -> bool {
         self.agent_session
             .as_ref()
-            .is_none_or(|talk| talk.prompt_message_id().is_some())
+            .is_none_or(|session| session.prompt_message_id().is_some())
     }
 
     fn check_turn_ended(&mut self, now: BootTime) {
         let end = self
             .agent_session
             .as_ref()
-            .and_then(|talk| talk.may_exit_by_itself());
-        if let Some(patient) = end {
-            let span = if patient {
+            .and_then(|session| session.may_exit_by_itself());
+        if let Some(may_exit) = end {
+            let span = if may_exit {
                 SELF_EXIT_TIME
             } else {
                 Duration::ZERO
@@ -450,31 +456,31 @@ impl TranscriptReader {
         }
     }
 
-    /// The turn is over, and the process should be by now.
+    /// The turn has ended, and the process should have exited by now.
     pub(crate) fn is_past_self_exit(&self, now: BootTime) -> bool {
         self.agent_output
             .self_exit_until
             .is_some_and(|until| until <= now)
     }
 
-    /// The process is gone, and everything that it said was taken in.
+    /// The process is gone, and all its output was read.
     pub(crate) fn on_exit(&mut self, exit: Option<ChildExit>, now: BootTime) {
-        // The end of the line that it came inside of will not come any more.
+        // The line in which it arrived will not be completed.
         self.flush_deferred_stderr(self.read_end, now);
         let exit = match exit {
             Some(ChildExit::Code(code)) => AgentExit::Code(code),
             Some(ChildExit::Signal(signal)) => AgentExit::Signal(signal),
-            // Nobody knows how: then there is no end to tell.
+            // The exit is unknown, so it cannot be reported.
             Some(ChildExit::Unknown) | None => return,
         };
         self.flush_output();
         let stderr = self.stderr_tail();
-        let told = self
+        let emitted = self
             .agent_session
             .as_mut()
-            .map(|talk| talk.on_exit(exit, &stderr));
-        if let Some(told) = told {
-            self.apply_line_events(told, self.read_end, now);
+            .map(|session| session.on_exit(exit, &stderr));
+        if let Some(emitted) = emitted {
+            self.apply_line_events(emitted, self.read_end, now);
         }
     }
 

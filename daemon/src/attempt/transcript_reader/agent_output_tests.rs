@@ -1,5 +1,5 @@
-//! A daemon that dies anywhere in a talk with an agent: the next one tells the same story, and the agent is told
-//! everything once.
+//! A daemon that dies anywhere in the session with an agent: the next one reports the same
+//! events, and the agent gets everything once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ mod further_turns;
 #[path = "deferred_stderr_tests.rs"]
 mod inside_a_line;
 
-/// What an app-server prints, and what of it is on standard error.
+/// The output of an app-server, with what of it is on stderr.
 const LINES: [(ChildPipe, &str); 16] = [
     (ChildPipe::Stdout, r#"{"id":0,"result":{}}"#),
     (ChildPipe::Stderr, "a warning"),
@@ -81,7 +81,7 @@ const LINES: [(ChildPipe, &str); 16] = [
     ),
 ];
 
-/// What an agent prints, and with whom it talks.
+/// The output of an agent, and its session.
 struct AgentScript {
     lines: Vec<(ChildPipe, &'static str)>,
     talk: AgentSession,
@@ -104,7 +104,7 @@ fn missing() -> Vec<baton_validation::UnmetRequirement> {
     }]
 }
 
-/// The disk, the shim and the relay: what outlives a daemon.
+/// What outlives a daemon: the disk, the shim and the relay.
 #[derive(Default)]
 struct SurvivingState {
     position: u64,
@@ -115,7 +115,7 @@ struct SurvivingState {
     words: String,
     phases: Vec<OneTimePhase>,
     stdin: BTreeMap<u64, String>,
-    /// Permissions that were asked and not received.
+    /// Permissions that were requested and not received.
     open: Vec<PermissionRequest>,
 }
 
@@ -147,16 +147,16 @@ impl SurvivingState {
         self.snapshot = progress.snapshot.or(self.snapshot.take());
     }
 
-    /// As a shim takes it: each number once.
-    fn write(&mut self, fold: &TranscriptReader) {
+    /// As a shim writes it: each number once.
+    fn write(&mut self, reader: &TranscriptReader) {
         let taken = self.stdin.keys().last().copied().unwrap_or(0);
-        for message in fold.stdin_after(taken, self.stored_answers) {
+        for message in reader.stdin_after(taken, self.stored_answers) {
             let text = String::from_utf8_lossy(&message.data).into_owned();
             self.stdin.insert(message.id, text);
         }
     }
 
-    fn answer(&mut self, fold: &mut TranscriptReader) {
+    fn answer(&mut self, reader: &mut TranscriptReader) {
         for asked in self.open.clone() {
             let decision = PermissionDecision {
                 input_id: asked.input_id,
@@ -164,21 +164,21 @@ impl SurvivingState {
                 outcome: InputOutcome::Allowed.into(),
                 ..PermissionDecision::default()
             };
-            fold.answer_input(InputResponse::Decision(decision), at(10));
+            reader.answer_input(InputResponse::Decision(decision), at(10));
         }
     }
 
-    /// The file is missing until the agent was told.
-    fn check_files(&self, fold: &mut TranscriptReader) {
-        if fold.awaits_file_check() {
+    /// The file is missing until the agent was asked for it.
+    fn check_files(&self, reader: &mut TranscriptReader) {
+        if reader.awaits_file_check() {
             let told = self.stdin.values().any(|text| text.contains("out/a"));
             let unmet = if told { Vec::new() } else { missing() };
-            fold.on_files_checked(&unmet, Path::new("/work"), at(10));
+            reader.on_files_checked(&unmet, Path::new("/work"), at(10));
         }
     }
 }
 
-/// Everything that was printed, in chunks, from a position on.
+/// The whole output in chunks, from a position on.
 fn printed(script: &AgentScript, cuts: &[usize], from: u64) -> Vec<(ChildPipe, Vec<u8>)> {
     let mut position = 0;
     let mut chunks = Vec::new();
@@ -198,22 +198,22 @@ fn printed(script: &AgentScript, cuts: &[usize], from: u64) -> Vec<(ChildPipe, V
 
 fn restored(script: &AgentScript, world: &mut SurvivingState, cuts: &[usize]) -> TranscriptReader {
     let snapshot = world.snapshot.clone().unwrap_or_default();
-    let mut fold =
+    let mut reader =
         TranscriptReader::restore(DeadlineLimits::default(), &snapshot, world.position, at(9));
     assert!(
         world.keep_from <= snapshot.position,
-        "the shim may have forgotten what is needed"
+        "the shim may have dropped what is needed"
     );
     let mut position = snapshot.position;
     for (kind, bytes) in printed(script, cuts, snapshot.position) {
         let left = usize::try_from(world.position.saturating_sub(position)).unwrap();
-        fold.replay(kind, position, &bytes[..left.min(bytes.len())]);
+        reader.replay(kind, position, &bytes[..left.min(bytes.len())]);
         position += bytes.len() as u64;
     }
-    fold.finish_replay(at(9));
+    reader.finish_replay(at(9));
     world.stored_answers = 0;
-    world.write(&fold);
-    fold
+    world.write(&reader);
+    reader
 }
 
 fn play(
@@ -222,11 +222,11 @@ fn play(
     deaths: Vec<usize>,
 ) -> (SurvivingState, TranscriptReader) {
     let mut world = SurvivingState::default();
-    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+    let mut reader = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(script.talk.clone()));
-    fold.enter_phase(OneTimePhase::Started, None, at(1));
-    world.store(fold.next_event(at(1)).unwrap());
-    world.write(&fold);
+    reader.enter_phase(OneTimePhase::Started, None, at(1));
+    world.store(reader.next_event(at(1)).unwrap());
+    world.write(&reader);
     let mut deaths = deaths.into_iter();
     'lives: loop {
         let mut left = deaths.next();
@@ -234,30 +234,30 @@ fn play(
         loop {
             let chunk = chunks.next();
             match &chunk {
-                Some((kind, bytes)) => fold.push(*kind, bytes, at(10)),
+                Some((kind, bytes)) => reader.push(*kind, bytes, at(10)),
                 None => {
-                    fold.on_exit(Some(crate::process::ChildExit::Code(0)), at(10));
-                    fold.close(MissingOutput::default());
+                    reader.on_exit(Some(crate::process::ChildExit::Code(0)), at(10));
+                    reader.close(MissingOutput::default());
                 }
             }
-            // An answer may come at any time; here it comes as soon as it can.
+            // An answer may come at any time; here it comes as soon as possible.
             for _ in 0..2 {
-                while let Some(event) = fold.next_event(at(10)) {
+                while let Some(event) = reader.next_event(at(10)) {
                     if left == Some(0) {
-                        fold = restored(script, &mut world, cuts);
-                        world.answer(&mut fold);
-                        world.check_files(&mut fold);
+                        reader = restored(script, &mut world, cuts);
+                        world.answer(&mut reader);
+                        world.check_files(&mut reader);
                         continue 'lives;
                     }
                     left = left.map(|left| left - 1);
                     world.store(event);
-                    world.write(&fold);
+                    world.write(&reader);
                 }
-                world.answer(&mut fold);
-                world.check_files(&mut fold);
+                world.answer(&mut reader);
+                world.check_files(&mut reader);
             }
             if chunk.is_none() {
-                return (world, fold);
+                return (world, reader);
             }
         }
     }
@@ -271,11 +271,11 @@ proptest! {
     ) {
         let script = AgentScript::one_turn();
         let (undisturbed, _) = play(&script, &[0], Vec::new());
-        let (world, fold) = play(&script, &cuts, deaths);
+        let (world, reader) = play(&script, &cuts, deaths);
         prop_assert_eq!(&world.stdin, &undisturbed.stdin);
         prop_assert_eq!(&world.said, &undisturbed.said);
         prop_assert!(world.open.is_empty());
-        let spoken = fold.agent_summary().unwrap();
+        let spoken = reader.agent_summary().unwrap();
         let end = spoken.end.unwrap();
         prop_assert_eq!(end.outcome, crate::agents::TurnOutcome::Result("Done.".to_owned()));
         prop_assert_eq!(end.usage.unwrap().tokens.input, 4);
@@ -285,7 +285,7 @@ proptest! {
 
 #[test]
 fn an_uninterrupted_session_reports_everything_once_in_order() {
-    let (world, fold) = play(&AgentScript::one_turn(), &[7], Vec::new());
+    let (world, reader) = play(&AgentScript::one_turn(), &[7], Vec::new());
     assert!(world.words.starts_with("I look.\n{"), "{}", world.words);
     assert!(world.words.ends_with("Done."), "{}", world.words);
     let written: Vec<&str> = world.stdin.values().map(String::as_str).collect();
@@ -296,22 +296,22 @@ fn an_uninterrupted_session_reports_everything_once_in_order() {
     );
     assert_eq!(written[7], "", "stdin is closed when the turn is over");
     assert!(
-        fold.turn_ended_unprompted()
-            && fold.is_past_self_exit(at(5_010))
-            && !fold.is_past_self_exit(at(5_009))
+        reader.turn_ended_unprompted()
+            && reader.is_past_self_exit(at(5_010))
+            && !reader.is_past_self_exit(at(5_009))
     );
     assert_eq!(world.phases.last(), Some(&OneTimePhase::Streaming));
 }
 
 #[test]
 fn output_without_events_still_advances_the_position() {
-    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+    let mut reader = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
     let blank = [b'\n'; 64 * 1024];
     let mut heard = 0;
     for _ in 0..32 {
-        fold.push(ChildPipe::Stdout, &blank, at(1));
-        while let Some(event) = fold.next_event(at(1)) {
+        reader.push(ChildPipe::Stdout, &blank, at(1));
+        while let Some(event) = reader.next_event(at(1)) {
             assert!(
                 matches!(event, AttemptEvent::TranscriptRead { .. }),
                 "{event:?}"
@@ -322,8 +322,8 @@ fn output_without_events_still_advances_the_position() {
             heard = progress.position;
         }
         assert!(
-            fold.delivered_end() == heard,
-            "nobody waits for a position that is never told"
+            reader.delivered_end() == heard,
+            "a position is reported without events"
         );
     }
     assert_eq!(heard, 32 * blank.len() as u64);
@@ -331,14 +331,14 @@ fn output_without_events_still_advances_the_position() {
 
 #[test]
 fn an_answer_to_a_prompt_proves_that_it_was_written() {
-    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+    let mut reader = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
-    fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
+    reader.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
     for (kind, line) in LINES.iter().take(5) {
-        fold.push(*kind, format!("{line}\n").as_bytes(), at(2));
+        reader.push(*kind, format!("{line}\n").as_bytes(), at(2));
     }
     let mut phases = Vec::new();
-    while let Some(event) = fold.next_event(at(3)) {
+    while let Some(event) = reader.next_event(at(3)) {
         if let AttemptEvent::PhaseEntered { phase, .. } = event {
             phases.push(phase);
         }
@@ -351,9 +351,9 @@ fn an_answer_to_a_prompt_proves_that_it_was_written() {
     assert_eq!(phases, expected);
 }
 
-fn entered(fold: &mut TranscriptReader) -> Vec<OneTimePhase> {
+fn entered(reader: &mut TranscriptReader) -> Vec<OneTimePhase> {
     let mut phases = Vec::new();
-    while let Some(event) = fold.next_event(at(3_000)) {
+    while let Some(event) = reader.next_event(at(3_000)) {
         if let AttemptEvent::PhaseEntered { phase, .. } = event {
             phases.push(phase);
         }
@@ -368,32 +368,33 @@ fn output_before_the_prompt_enters_no_phase() {
         prompt_write: Some(std::time::Duration::from_millis(100)),
         ..DeadlineLimits::default()
     };
-    let mut fold = TranscriptReader::new(limits).with_agent_session(Box::new(test_agent_session()));
-    fold.enter_phase(OneTimePhase::Started, None, at(1));
-    fold.on_spawned(7, at(1));
-    fold.on_stdin_done(1, at(1));
+    let mut reader =
+        TranscriptReader::new(limits).with_agent_session(Box::new(test_agent_session()));
+    reader.enter_phase(OneTimePhase::Started, None, at(1));
+    reader.on_spawned(7, at(1));
+    reader.on_stdin_done(1, at(1));
     assert_eq!(
-        entered(&mut fold),
+        entered(&mut reader),
         [OneTimePhase::Started],
-        "hands are shaken"
+        "the handshake is done"
     );
     assert_eq!(
-        fold.expired_deadline(at(1_000)),
+        reader.expired_deadline(at(1_000)),
         None,
         "there is no prompt yet"
     );
     assert_eq!(
-        fold.expired_deadline(at(1_001)),
+        reader.expired_deadline(at(1_001)),
         Some(DeadlineKind::ProcessStart)
     );
     let greets = r#"{"method":"account/updated","params":{}}"#;
-    fold.push(ChildPipe::Stdout, format!("{greets}\n").as_bytes(), at(2));
+    reader.push(ChildPipe::Stdout, format!("{greets}\n").as_bytes(), at(2));
     for (kind, line) in LINES.iter().take(3) {
-        fold.push(*kind, format!("{line}\n").as_bytes(), at(2));
+        reader.push(*kind, format!("{line}\n").as_bytes(), at(2));
     }
-    assert!(fold.may_have_prompt(), "it is on its way");
+    assert!(reader.may_have_prompt(), "it is being sent");
     let mut before = Vec::new();
-    while let Some(event) = fold.next_event(at(50)) {
+    while let Some(event) = reader.next_event(at(50)) {
         match event {
             AttemptEvent::Output { chunk, .. } => before.push(chunk.label.before_prompt),
             AttemptEvent::PhaseEntered { phase, pid, .. } => {
@@ -404,59 +405,60 @@ fn output_before_the_prompt_enters_no_phase() {
     }
     assert_eq!(before, [true, true], "a notice and a warning");
     assert_eq!(
-        fold.expired_deadline(at(102)),
+        reader.expired_deadline(at(102)),
         Some(DeadlineKind::PromptWrite),
-        "words are no prompt"
+        "stderr is not an answer to the prompt"
     );
-    let prompt = fold.stdin_after(0, 0).last().unwrap();
-    fold.on_stdin_done(prompt.id, at(60));
-    assert_eq!(entered(&mut fold), [OneTimePhase::PromptWritten]);
-    assert_eq!(fold.expired_deadline(at(101)), None);
-    fold.push(ChildPipe::Stderr, b"later", at(61));
-    let Some(AttemptEvent::Output { chunk, .. }) = fold.next_event(at(100)) else {
+    let prompt = reader.stdin_after(0, 0).last().unwrap();
+    reader.on_stdin_done(prompt.id, at(60));
+    assert_eq!(entered(&mut reader), [OneTimePhase::PromptWritten]);
+    assert_eq!(reader.expired_deadline(at(101)), None);
+    reader.push(ChildPipe::Stderr, b"later", at(61));
+    let Some(AttemptEvent::Output { chunk, .. }) = reader.next_event(at(100)) else {
         panic!("a warning");
     };
     assert!(!chunk.label.before_prompt);
 }
 
-/// The daemon before has sent the prompt, and died before it stored the line that the prompt answers.
+/// The earlier daemon has sent the prompt, and died before it stored the line that the prompt
+/// answers.
 #[test]
 fn a_written_prompt_is_reported_when_its_line_is_read_again() {
-    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+    let mut reader = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
-    fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
-    assert!(!fold.may_have_prompt());
-    fold.on_stdin_done(4, at(1));
-    assert_eq!(entered(&mut fold), [OneTimePhase::AgentStarted]);
+    reader.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
+    assert!(!reader.may_have_prompt());
+    reader.on_stdin_done(4, at(1));
+    assert_eq!(entered(&mut reader), [OneTimePhase::AgentStarted]);
     for (kind, line) in LINES.iter().take(3) {
-        fold.push(*kind, format!("{line}\n").as_bytes(), at(2));
+        reader.push(*kind, format!("{line}\n").as_bytes(), at(2));
     }
-    assert_eq!(entered(&mut fold), [OneTimePhase::PromptWritten]);
+    assert_eq!(entered(&mut reader), [OneTimePhase::PromptWritten]);
 }
 
 #[test]
 fn an_interrupt_is_sent_once_it_is_stored() {
-    let mut fold = TranscriptReader::new(DeadlineLimits::default())
+    let mut reader = TranscriptReader::new(DeadlineLimits::default())
         .with_agent_session(Box::new(test_agent_session()));
-    fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
-    assert!(!fold.interrupt_turn(at(1)), "it has nothing to end");
+    reader.enter_phase(OneTimePhase::AgentStarted, Some(7), at(1));
+    assert!(!reader.interrupt_turn(at(1)), "no turn runs");
     for (kind, line) in LINES.iter().take(5) {
-        fold.push(*kind, format!("{line}\n").as_bytes(), at(2));
+        reader.push(*kind, format!("{line}\n").as_bytes(), at(2));
     }
-    let prompt = fold.stdin_after(0, 0).last().unwrap().id;
-    fold.on_stdin_done(prompt, at(3));
-    assert!(fold.interrupt_turn(at(4)));
-    fold.enter_phase(OneTimePhase::CleanupStarted, None, at(4));
+    let prompt = reader.stdin_after(0, 0).last().unwrap().id;
+    reader.on_stdin_done(prompt, at(3));
+    assert!(reader.interrupt_turn(at(4)));
+    reader.enter_phase(OneTimePhase::CleanupStarted, None, at(4));
     let mut stored = 0;
-    while let Some(event) = fold.next_event(at(4)) {
+    while let Some(event) = reader.next_event(at(4)) {
         stored = event.progress().unwrap().answer_count.max(stored);
     }
-    assert_eq!(fold.stdin_after(prompt, 0).count(), 0);
-    let asked = fold.stdin_after(prompt, stored).next().unwrap();
+    assert_eq!(reader.stdin_after(prompt, 0).count(), 0);
+    let asked = reader.stdin_after(prompt, stored).next().unwrap();
     let text = String::from_utf8_lossy(&asked.data).into_owned();
     assert!(text.contains("turn/interrupt"), "{text}");
-    assert!(!fold.interrupt_turn(at(5)), "once");
+    assert!(!reader.interrupt_turn(at(5)), "once");
     let ended = r#"{"method":"turn/completed","params":{"threadId":"th","turn":{"id":"tu","status":"interrupted"}}}"#;
-    fold.push(ChildPipe::Stdout, format!("{ended}\n").as_bytes(), at(6));
-    assert!(!fold.turn_ended_unprompted());
+    reader.push(ChildPipe::Stdout, format!("{ended}\n").as_bytes(), at(6));
+    assert!(!reader.turn_ended_unprompted());
 }

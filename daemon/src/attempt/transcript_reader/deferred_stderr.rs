@@ -1,17 +1,17 @@
-//! Standard error that comes inside a line of standard output waits for that line's end: a position in the middle of
-//! a line is none. What waits is bounded, and what is beyond the bound is counted.
+//! Stderr that arrives inside a line of stdout waits for the end of that line, because a
+//! position inside a line cannot be resumed. It is bounded; what exceeds the bound is counted.
 
-use super::super::stderr_tail::StderrTail;
+use super::stderr_tail::StderrTail;
 
-/// So much waits as it is.
+/// Bytes that wait unchanged.
 pub(super) const MAX_DEFERRED_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct DeferredStderr {
     pub(super) bytes: Vec<u8>,
-    /// Bytes after those.
+    /// The number of bytes after those.
     pub(super) overflow_bytes: u64,
-    /// The end of them, for the report: there the last words count.
+    /// The end of them, for the failure report.
     pub(super) overflow_tail: StderrTail,
 }
 

@@ -1,8 +1,10 @@
-//! What the transcript of a child comes to: phases, chunks of output, the tail of standard error, and the
-//! deadlines that they feed. Pure: bytes and time come in, events come out, each with the position of the
-//! transcript that it has consumed. A snapshot holds what a position alone does not say, so that a daemon that
-//! was killed goes on exactly where the stored events end. What a command prints is output as it is; what a coding
-//! agent prints is understood line by line (`hearing`).
+//! Turns the transcript of a child into phases, chunks of output, the tail of stderr, and the
+//! deadlines that they feed. Pure: bytes and time come in, events come out, each with the
+//! position up to which the transcript is consumed.
+//!
+//! A snapshot holds the state that a position alone does not give, so that the next daemon goes
+//! on exactly where the stored events end. The output of a command is passed on as it is; the
+//! output of a coding agent is read line by line (`agent_output`).
 
 use std::collections::VecDeque;
 
@@ -12,8 +14,6 @@ use baton_proto::worker::{FoldSnapshot, PhaseMark};
 use super::AttemptEvent;
 use super::PROMPT_MESSAGE_ID;
 use super::agent_session::AgentSession;
-use super::output_coalescer::{CoalescedChunk, OutputCoalescer};
-use super::stderr_tail::StderrTail;
 use crate::clock::BootTime;
 use crate::deadlines::phase_order::{OneTimePhase, PhaseOrder};
 use crate::deadlines::{DeadlineKind, DeadlineLimits, DeadlineTimers, TimerEvent};
@@ -21,32 +21,38 @@ use crate::frames;
 use crate::outbox::OutputCutReason;
 use crate::spool::ChildPipe;
 
-/// Transcript that may have to be read again for the tail of stderr after a restart.
+/// How much of the transcript may have to be read again for the tail of stderr after a restart.
 const SNAPSHOT_EVERY: u64 = 256 * 1024;
 
 mod agent_output;
 mod deferred_stderr;
+mod output_coalescer;
+mod stderr_tail;
 
-/// How far the transcript is used up once an event is stored.
+pub(crate) use output_coalescer::CoalescedChunk;
+use output_coalescer::OutputCoalescer;
+use stderr_tail::StderrTail;
+
+/// How far the transcript is consumed once an event is stored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EventProgress {
-    /// The fold goes on here after a restart.
+    /// The reader goes on here after a restart.
     pub(crate) position: u64,
-    /// The shim may forget what lies before this.
+    /// The shim may drop the transcript before this position.
     pub(crate) retain_from: u64,
-    /// State of the fold at `position`, when it is due.
+    /// The reader's state at `position`, when it is due.
     pub(crate) snapshot: Option<FoldSnapshot>,
-    /// Answers that are in the snapshot: once that is stored, they may go to the agent.
+    /// Answers in the snapshot: once it is stored, they may be sent to the agent.
     pub(crate) answer_count: u64,
 }
 
-/// Output that will never come, behind all that did.
+/// Output that is lost after everything that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MissingOutput {
     Bytes(u64),
-    /// The worker's disk did not take them.
+    /// The worker's disk refused to store it.
     Refused(u64),
-    /// Perhaps nothing: whoever could say is dead.
+    /// The shim died, so its amount is unknown and may be zero.
     Unknown,
 }
 
@@ -63,20 +69,20 @@ pub(crate) struct TranscriptReader {
     entered_phases: Vec<(OneTimePhase, BootTime)>,
     coalescer: OutputCoalescer,
     stderr_tail: StderrTail,
-    /// End of what went out as output; what was read beyond it waits in the coalescer.
+    /// The end of what was reported as output; what was read after it is in the coalescer.
     delivered_end: u64,
-    /// First byte of stderr that no snapshot covers.
+    /// The first byte of stderr that no snapshot covers.
     unsaved_from: Option<u64>,
     /// The deadline that ended the attempt.
     passed_deadline: Option<DeadlineKind>,
     ready: VecDeque<AttemptEvent>,
-    /// No more comes: nothing waits for company.
+    /// No more bytes come, so output is not delayed any more.
     is_closed: bool,
-    /// What is not there at the end.
+    /// Output that is missing at the end.
     missing: MissingOutput,
-    /// End of what was taken in.
+    /// The end of what was read.
     read_end: u64,
-    /// With a coding agent.
+    /// Only for a coding agent.
     agent_session: Option<Box<AgentSession>>,
     agent_output: agent_output::AgentOutputState,
 }
@@ -101,10 +107,9 @@ impl TranscriptReader {
         }
     }
 
-    /// Of a coding agent.
-    pub(crate) fn with_agent_session(self, talk: Box<AgentSession>) -> Self {
+    pub(crate) fn with_agent_session(self, session: Box<AgentSession>) -> Self {
         Self {
-            agent_session: Some(talk),
+            agent_session: Some(session),
             ..self
         }
     }
@@ -113,35 +118,37 @@ impl TranscriptReader {
         self.agent_session.is_some()
     }
 
-    /// As it was when the event at `position` was stored. Hard deadlines go on with what is left; idle time
-    /// counts anew, because nobody knows what was said meanwhile.
+    /// The state when the event at `position` was stored. Hard deadlines go on with the time
+    /// that is left. Idle deadlines start again, because activity during the restart was not
+    /// seen.
     pub(crate) fn restore(
         deadlines: DeadlineLimits,
         snapshot: &FoldSnapshot,
         position: u64,
         now: BootTime,
     ) -> Self {
-        let mut fold = Self::new(deadlines);
+        let mut reader = Self::new(deadlines);
         for mark in &snapshot.phases {
             let Some(phase) = frames::one_time_phase(mark.phase()) else {
                 continue;
             };
             let at = BootTime::from_millis(mark.at_ms);
-            fold.phase_order.enter(phase);
-            fold.entered_phases.push((phase, at));
-            fold.timers.apply(TimerEvent::Entered(phase), at);
+            reader.phase_order.enter(phase);
+            reader.entered_phases.push((phase, at));
+            reader.timers.apply(TimerEvent::Entered(phase), at);
         }
-        let heard = TimerEvent::Activity { tool_call_id: None };
-        fold.timers.apply(heard, now);
-        fold.stderr_tail.push(&snapshot.stderr_tail);
-        fold.passed_deadline = frames::deadline_kind(snapshot.deadline());
-        fold.delivered_end = position;
-        fold.read_end = position;
-        fold.restore_agent_session(snapshot);
-        fold
+        let activity = TimerEvent::Activity { tool_call_id: None };
+        reader.timers.apply(activity, now);
+        reader.stderr_tail.push(&snapshot.stderr_tail);
+        reader.passed_deadline = frames::deadline_kind(snapshot.deadline());
+        reader.delivered_end = position;
+        reader.read_end = position;
+        reader.restore_agent_session(snapshot);
+        reader
     }
 
-    /// Bytes before the restored position that came after its snapshot: they are remembered, not told again.
+    /// Bytes before the restored position that came after its snapshot: they restore the state
+    /// and are not reported again.
     pub(crate) fn replay(&mut self, kind: ChildPipe, position: u64, bytes: &[u8]) {
         if kind == ChildPipe::Stdout {
             self.replay_stdout(bytes);
@@ -161,13 +168,13 @@ impl TranscriptReader {
             return;
         }
         self.enter_output_phases(now);
-        let heard = TimerEvent::Activity { tool_call_id: None };
-        self.timers.apply(heard, now);
+        let activity = TimerEvent::Activity { tool_call_id: None };
+        self.timers.apply(activity, now);
         self.coalescer
             .push(kind.into(), bytes, from..self.read_end, now);
     }
 
-    /// Everything that a command prints is visible, so its first byte is both first events.
+    /// All output of a command is visible, so its first byte enters both phases.
     fn enter_output_phases(&mut self, now: BootTime) {
         if self
             .phase_order
@@ -199,7 +206,7 @@ impl TranscriptReader {
         self.ready.push_back(entered);
     }
 
-    /// No more bytes come: what waits goes out, and then the word on what will never come.
+    /// No more bytes come: the waiting output is reported, and then what is missing.
     pub(crate) fn close(&mut self, missing: MissingOutput) {
         self.is_closed = true;
         self.missing = missing;
@@ -272,12 +279,13 @@ impl TranscriptReader {
             position: self.delivered_end,
             retain_from: match self.agent_session {
                 None => self.unsaved_from.unwrap_or(self.delivered_end),
-                // What it has come to is known from a snapshot on, and from there only by reading on.
+                // The state is only stored by snapshots: after a restart the transcript is read
+                // from there.
                 Some(_) => self.agent_output.snapshot_position,
             },
             snapshot,
             answer_count: match &self.agent_session {
-                Some(talk) if with_snapshot => talk.answer_count(),
+                Some(session) if with_snapshot => session.answer_count(),
                 Some(_) | None => 0,
             },
         }
@@ -301,7 +309,7 @@ impl TranscriptReader {
         }
     }
 
-    /// When time alone makes an event or ends the attempt.
+    /// When time alone causes an event or ends the attempt.
     pub(crate) fn wake_at(&self) -> Option<BootTime> {
         [self.deadline_at(), self.output_due_at()]
             .into_iter()
@@ -309,7 +317,7 @@ impl TranscriptReader {
             .min()
     }
 
-    /// When the attempt has been silent for too long, or its process should be gone.
+    /// When the attempt has been idle for too long, or its process should have exited.
     pub(crate) fn deadline_at(&self) -> Option<BootTime> {
         match self.agent_output.self_exit_until {
             Some(_) if self.has_reached(OneTimePhase::CleanupStarted) => None,
@@ -321,23 +329,24 @@ impl TranscriptReader {
         }
     }
 
-    /// When output that waits for company goes out without it.
+    /// When output that waits to be joined with more is reported without it.
     pub(crate) fn output_due_at(&self) -> Option<BootTime> {
         self.coalescer.due_at()
     }
 
-    /// While the reader is held back, silence is not the child's.
-    pub(crate) fn set_output_paused(&mut self, held: bool, now: BootTime) {
-        self.timers.set_backpressure(held, now);
+    /// While reading is paused, missing output is no idleness of the child.
+    pub(crate) fn set_output_paused(&mut self, paused: bool, now: BootTime) {
+        self.timers.set_backpressure(paused, now);
     }
 
-    /// Of a turn that is over none is watched, whether it was the last or not.
+    /// Deadlines are not watched between turns and after the last one.
     pub(crate) fn expired_deadline(&self, now: BootTime) -> Option<DeadlineKind> {
-        let over = self.agent_output.self_exit_until.is_some() || self.awaits_file_check();
-        self.timers.expired(now).filter(|_| !over)
+        let is_between_turns =
+            self.agent_output.self_exit_until.is_some() || self.awaits_file_check();
+        self.timers.expired(now).filter(|_| !is_between_turns)
     }
 
-    /// Remembered with every snapshot from now on.
+    /// Stored with every snapshot from now on.
     pub(crate) fn set_passed_deadline(&mut self, deadline: DeadlineKind) {
         self.passed_deadline = Some(deadline);
     }
@@ -350,7 +359,7 @@ impl TranscriptReader {
         self.phase_order.has_reached(phase)
     }
 
-    /// End of what was told.
+    /// The end of what was reported.
     pub(crate) fn delivered_end(&self) -> u64 {
         self.delivered_end
     }

@@ -1,4 +1,5 @@
-//! A fold that is stopped anywhere and restored from what was stored tells the same story as one that was not.
+//! A reader that is stopped anywhere and restored from what was stored reports the same events
+//! as one that was not.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ impl StoredEvents {
                     .extend(chunk.bytes.iter().map(|byte| (kind, *byte)));
                 progress
             }
-            other => panic!("a fold does not say {other:?}"),
+            other => panic!("unexpected event {other:?}"),
         };
         assert!(progress.position >= self.position && progress.retain_from >= self.keep_from);
         self.position = progress.position;
@@ -49,7 +50,7 @@ impl StoredEvents {
 
 type PipePiece = (ChildPipe, Vec<u8>);
 
-/// The transcript from `from` on, as a reader gives it.
+/// The transcript from `from` on, as the spool returns it.
 fn from_position(transcript: &[PipePiece], from: u64) -> Vec<(ChildPipe, u64, Vec<u8>)> {
     let mut at = 0;
     let mut found = Vec::new();
@@ -66,16 +67,16 @@ fn from_position(transcript: &[PipePiece], from: u64) -> Vec<(ChildPipe, u64, Ve
 
 fn restored(stored: &StoredEvents, transcript: &[PipePiece]) -> TranscriptReader {
     let snapshot = stored.snapshot.clone().unwrap_or_default();
-    let mut fold =
+    let mut reader =
         TranscriptReader::restore(DeadlineLimits::default(), &snapshot, stored.position, at(9));
     let oldest = snapshot.position.max(stored.keep_from.min(stored.position));
     for (kind, position, bytes) in from_position(transcript, oldest) {
         if position < stored.position {
             let known = usize::try_from(stored.position - position).unwrap();
-            fold.replay(kind, position, &bytes[..known.min(bytes.len())]);
+            reader.replay(kind, position, &bytes[..known.min(bytes.len())]);
         }
     }
-    fold
+    reader
 }
 
 fn pieces() -> impl Strategy<Value = Vec<PipePiece>> {
@@ -97,25 +98,25 @@ proptest! {
         deaths in prop::collection::vec(0usize..60, 0..6),
     ) {
         let mut stored = StoredEvents::default();
-        let mut fold = TranscriptReader::new(DeadlineLimits::default());
-        fold.enter_phase(OneTimePhase::Started, None, at(1));
-        fold.enter_phase(OneTimePhase::AgentStarted, Some(7), at(2));
+        let mut reader = TranscriptReader::new(DeadlineLimits::default());
+        reader.enter_phase(OneTimePhase::Started, None, at(1));
+        reader.enter_phase(OneTimePhase::AgentStarted, Some(7), at(2));
         let mut deaths = deaths.into_iter();
         'lives: loop {
             let mut left = deaths.next();
             for (kind, _, bytes) in from_position(&transcript, stored.position) {
-                fold.push(kind, &bytes, at(10));
-                while let Some(event) = fold.next_event(at(10)) {
+                reader.push(kind, &bytes, at(10));
+                while let Some(event) = reader.next_event(at(10)) {
                     if left == Some(0) {
-                        fold = restored(&stored, &transcript);
+                        reader = restored(&stored, &transcript);
                         continue 'lives;
                     }
                     left = left.map(|left| left - 1);
                     stored.take(event);
                 }
             }
-            fold.close(MissingOutput::default());
-            while let Some(event) = fold.next_event(at(10)) {
+            reader.close(MissingOutput::default());
+            while let Some(event) = reader.next_event(at(10)) {
                 stored.take(event);
             }
             break;
@@ -134,7 +135,7 @@ proptest! {
             .map(|(_, byte)| *byte)
             .collect();
         let tail = &errors[errors.len().saturating_sub(16 * 1024)..];
-        prop_assert!(fold.stderr_tail.bytes() == tail, "the tail of stderr is not the same");
+        prop_assert!(reader.stderr_tail.bytes() == tail, "the tail of stderr is not the same");
     }
 }
 
@@ -146,18 +147,18 @@ fn after_a_restart_hard_deadlines_go_on_and_idle_time_starts_again() {
         stream_idle: Some(second),
         ..DeadlineLimits::default()
     };
-    let mut fold = TranscriptReader::new(deadlines);
-    fold.enter_phase(OneTimePhase::Started, None, at(1_000));
-    fold.push(ChildPipe::Stdout, b"x", at(2_000));
+    let mut reader = TranscriptReader::new(deadlines);
+    reader.enter_phase(OneTimePhase::Started, None, at(1_000));
+    reader.push(ChildPipe::Stdout, b"x", at(2_000));
     let mut stored = StoredEvents::default();
-    while let Some(event) = fold.next_event(at(2_100)) {
+    while let Some(event) = reader.next_event(at(2_100)) {
         stored.take(event);
     }
     let snapshot = stored.snapshot.unwrap();
-    let fold = TranscriptReader::restore(deadlines, &snapshot, stored.position, at(9_500));
-    assert_eq!(fold.expired_deadline(at(10_499)), None);
+    let reader = TranscriptReader::restore(deadlines, &snapshot, stored.position, at(9_500));
+    assert_eq!(reader.expired_deadline(at(10_499)), None);
     assert_eq!(
-        fold.expired_deadline(at(10_500)),
+        reader.expired_deadline(at(10_500)),
         Some(DeadlineKind::StreamIdle)
     );
     let late = TranscriptReader::restore(deadlines, &snapshot, stored.position, at(10_900));
@@ -167,26 +168,26 @@ fn after_a_restart_hard_deadlines_go_on_and_idle_time_starts_again() {
 
 #[test]
 fn output_alone_needs_no_snapshot() {
-    let mut fold = TranscriptReader::new(DeadlineLimits::default());
-    fold.enter_phase(OneTimePhase::Streaming, None, at(0));
-    fold.next_event(at(0));
+    let mut reader = TranscriptReader::new(DeadlineLimits::default());
+    reader.enter_phase(OneTimePhase::Streaming, None, at(0));
+    reader.next_event(at(0));
     for round in 1..=40_u64 {
-        fold.push(ChildPipe::Stdout, &[b'x'; 64 * 1024], at(round));
-        let Some(AttemptEvent::Output { progress, .. }) = fold.next_event(at(round)) else {
+        reader.push(ChildPipe::Stdout, &[b'x'; 64 * 1024], at(round));
+        let Some(AttemptEvent::Output { progress, .. }) = reader.next_event(at(round)) else {
             panic!("a full chunk is due")
         };
         assert_eq!(progress.retain_from, round * 64 * 1024);
         assert_eq!(progress.snapshot, None);
     }
-    fold.push(ChildPipe::Stderr, &[b'e'; 5_000], at(50));
-    fold.push(ChildPipe::Stdout, &[b'x'; 64 * 1024], at(50));
+    reader.push(ChildPipe::Stderr, &[b'e'; 5_000], at(50));
+    reader.push(ChildPipe::Stdout, &[b'x'; 64 * 1024], at(50));
     let keep = |event: Option<AttemptEvent>| match event {
         Some(AttemptEvent::Output { progress, .. }) => (progress.position, progress.retain_from),
         other => panic!("{other:?}"),
     };
     let before = 40 * 64 * 1024;
-    assert_eq!(keep(fold.next_event(at(50))), (before + 5_000, before));
-    assert_eq!(keep(fold.next_event(at(50))), (before + 70_536, before));
+    assert_eq!(keep(reader.next_event(at(50))), (before + 5_000, before));
+    assert_eq!(keep(reader.next_event(at(50))), (before + 70_536, before));
 }
 
 #[test]
@@ -206,13 +207,13 @@ fn missing_output_is_reported_with_its_reason() {
             Some((1, OutputCutReason::RecorderLost)),
         ),
     ] {
-        let mut fold = TranscriptReader::new(DeadlineLimits::default());
-        fold.close(missing);
-        let said = fold.next_event(at(1)).map(|event| match event {
+        let mut reader = TranscriptReader::new(DeadlineLimits::default());
+        reader.close(missing);
+        let event = reader.next_event(at(1)).map(|event| match event {
             AttemptEvent::OutputMissing { length, why, .. } => (length, why),
             other => panic!("{other:?}"),
         });
-        assert_eq!(said, cut, "{missing:?}");
-        assert!(fold.next_event(at(1)).is_none());
+        assert_eq!(event, cut, "{missing:?}");
+        assert!(reader.next_event(at(1)).is_none());
     }
 }

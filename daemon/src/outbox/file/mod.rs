@@ -1,6 +1,7 @@
-//! The outbox of one attempt as a file: checked records, appended. A daemon that was killed in the middle of an append leaves a
-//! torn end, which the next one cuts off. Damage anywhere else ends this attempt and no other. A file that is mostly dead is
-//! written anew beside the old one and takes its place whole.
+//! The outbox of one attempt as a file: checksummed records, appended. A daemon that is killed
+//! during an append leaves a torn end, which the next one cuts off. Damage anywhere else ends
+//! this attempt and no other. A file whose contents are mostly obsolete is rewritten beside the
+//! old one and replaces it atomically.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,24 +22,25 @@ use crate::storage::checked_record;
 /// Entries as they are in a file.
 pub(crate) type FrameEntries = [LoggedFrameEntry];
 
-/// What a file's end may look like.
+/// What the end of a file may look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutboxTail {
-    /// The daemon was killed at most: what was written is there, the last record perhaps in part.
+    /// Only the daemon was killed: everything written is there, the last record perhaps in
+    /// part.
     MayBeTorn,
-    /// The machine was: the last record may be of full length and wrong.
+    /// The machine stopped: the last record may have its full length and wrong contents.
     MayBeCorrupt,
 }
 
-/// An attempt's outbox as it was found.
+/// An attempt's outbox as it was read.
 #[derive(Debug)]
 pub(crate) struct StoredOutbox {
     pub(crate) outbox: FrameOutbox,
     /// The last control frame that was stored, acknowledged or not: how far the attempt came.
     pub(crate) last_control: Option<ControlFrame>,
-    /// The good part of the file; what stands behind it is cut off when it is written again.
+    /// The valid part of the file; the rest is cut off when it is written again.
     pub(crate) prefix: OutboxFilePrefix,
-    /// Bytes of a torn end.
+    /// The length of a torn end.
     pub(crate) torn_bytes: u64,
 }
 
@@ -55,7 +57,7 @@ pub(crate) enum OutboxReadError {
     },
 }
 
-/// Makes of a file what the outbox was. No file and an empty file are an empty outbox.
+/// Restores an outbox from its file. A missing or empty file is an empty outbox.
 pub(crate) fn read_outbox(path: &Path, tail: OutboxTail) -> Result<StoredOutbox, OutboxReadError> {
     let bytes = read_or_empty(path).map_err(|source| OutboxReadError::Unreadable {
         path: path.to_owned(),
@@ -72,7 +74,7 @@ pub(crate) fn read_outbox(path: &Path, tail: OutboxTail) -> Result<StoredOutbox,
         match checked_record::read_record(&bytes, at) {
             checked_record::CheckedRead::Whole { message, next } => {
                 let record = OutboxRecord::decode(message)
-                    .map_err(|_| damaged(at, "a record that is no message"))?;
+                    .map_err(|_| damaged(at, "a record that cannot be decoded"))?;
                 if record.serial <= serial {
                     return Err(damaged(at, "a record out of order"));
                 }
@@ -120,7 +122,8 @@ pub(crate) struct OutboxFile {
 }
 
 impl OutboxFile {
-    /// Goes on behind `length` good bytes; whatever stands there is cut off. 0 begins a new file.
+    /// Opens the file for appending after `length` valid bytes; the rest is cut off. 0 begins a
+    /// new file.
     pub(crate) fn open(path: &Path, length: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let options = options.create(true).truncate(false).write(true).mode(0o600);
@@ -133,11 +136,12 @@ impl OutboxFile {
         self.length
     }
 
-    /// All of them or none: after an error the file ends where it ended before, as far as the disk lets it.
+    /// Appends all entries or none: after an error the file keeps its previous length, as far
+    /// as the disk allows it.
     pub(crate) fn append(&mut self, entries: &FrameEntries) -> io::Result<()> {
         let bytes = encode_entries(entries)?;
         if let Err(error) = self.file.write_all_at(&bytes, self.length) {
-            // What cannot be cut off now is cut off when the file is read: it is a torn end.
+            // What cannot be cut off now is a torn end and is cut off when the file is read.
             let _ = self.file.set_len(self.length);
             return Err(error);
         }
@@ -149,22 +153,24 @@ impl OutboxFile {
         Ok(fdatasync(&self.file)?)
     }
 
-    /// A new file with these entries, synced, beside the old one. After an error the old one stands as before.
+    /// Writes a new file with these entries beside the old one and syncs it. After an error the
+    /// old one is unchanged.
     pub(crate) fn write_draft(path: &Path, entries: &FrameEntries) -> io::Result<Self> {
         let draft = draft_path(path);
-        let made = Self::open(&draft, 0).and_then(|mut file| {
+        let written = Self::open(&draft, 0).and_then(|mut file| {
             file.append(entries)?;
             file.sync()?;
             Ok(file)
         });
-        if made.is_err() {
-            // Without room even that may fail; the next try begins by emptying it.
+        if written.is_err() {
+            // On a full disk even that may fail; the next try truncates it first.
             let _ = fs::remove_file(&draft);
         }
-        made
+        written
     }
 
-    /// The new file takes the place of the old one. After an error nobody knows which of them a restart would find.
+    /// Replaces the old file by the new one. After an error it is unknown which of them a
+    /// restart would find.
     pub(crate) fn install_draft(path: &Path) -> io::Result<()> {
         fs::rename(draft_path(path), path)?;
         let dir = path.parent().unwrap_or(Path::new("."));

@@ -30,7 +30,7 @@ fn complete() -> ControlFrame {
     }
 }
 
-/// One of everything.
+/// An outbox with every kind of entry.
 fn outbox_with_every_entry() -> FileTestOutbox {
     let mut outbox = FileTestOutbox::new(OUTPUT_LIMIT);
     outbox.push_control(
@@ -143,7 +143,7 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
         assert_eq!(
             fs::read(&path).unwrap(),
             bytes,
-            "it goes on as if nothing had been"
+            "it goes on without the torn end"
         );
     }
 }
@@ -198,7 +198,7 @@ fn unknown_fields_are_ignored_and_an_unknown_frame_keeps_its_number() {
         &mut bytes
     ));
     assert!(checked_record::append_record(&frame(2, None), &mut bytes));
-    // Field 1000 of a record and a change that nobody here knows.
+    // Field 1000 of a record and a change that this version does not know.
     let mut later = frame(3, None);
     later.change = None;
     let mut message = later.encode_to_vec();
@@ -218,7 +218,7 @@ fn unknown_fields_are_ignored_and_an_unknown_frame_keeps_its_number() {
     ));
 }
 
-/// What the first version made of `busy`. It must stay readable.
+/// A file that the first version wrote. It must stay readable.
 const FIRST_VERSION: &[u8] = include_bytes!("first_version.outbox");
 
 #[test]
@@ -258,7 +258,7 @@ fn a_new_file_replaces_the_old_one_atomically() {
     assert_eq!(stored.outbox.progress(), outbox.progress());
     assert_eq!(take_sent(&mut stored.outbox), take_sent(&mut outbox));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    // A daemon killed in the middle of a rewrite: the old file stands, the draft is written over.
+    // A daemon killed during a rewrite: the old file is unchanged, the draft is overwritten.
     fs::write(dir.path().join("outbox.new"), b"half").unwrap();
     assert_eq!(
         read_outbox(&path, OutboxTail::MayBeTorn)
@@ -283,7 +283,7 @@ fn no_token_reaches_the_file() {
     let FrameEntry::Frame(first) = &record[0].entry else {
         panic!("{record:?}")
     };
-    // The same record on the wire does carry it.
+    // The same record as it is sent does contain it.
     let wire =
         frames::encode_attempt_frame(&Default::default(), Some(&token), first).encode_to_vec();
     let holds = |bytes: &[u8]| {
@@ -300,7 +300,7 @@ fn no_token_reaches_the_file() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever bytes stand in a file: an answer, never a panic, and never more than was there.
+    /// Any bytes in a file give a result, never a panic, and never more than was there.
     #[test]
     fn no_file_makes_the_reader_panic(
         cut in 0usize..2_000,

@@ -1,5 +1,6 @@
-//! kill -9 of a real process at any moment while it appends, rewrites and syncs: whatever it was told is on the disk is there, in order,
-//! and the next process goes on with it. The process is this test's own executable, started again as `the_process`.
+//! kill -9 of a real process at any time while it appends, rewrites and syncs: everything that
+//! was reported as stored is there, in order, and the next process continues it. The process is
+//! this test's own executable, started again as `the_process`.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
@@ -21,12 +22,13 @@ use crate::outbox::{
 use crate::spool::ChildPipe;
 
 const ROUNDS: usize = 200;
-/// Tells the started process where to write.
+/// The variable with the directory of the started process.
 const DIRECTORY: &str = "BATON_TEST_CRASH_DIRECTORY";
 const ATTEMPT: &str = "01936f2e-8a4b-7c1d-9e2f-0123456789ab";
 /// Marks our lines among those of the test harness.
 const MARK: &str = "@stored";
-/// What the relay would leave unacknowledged. Small, so that files are soon mostly dead.
+/// How much the relay would leave unacknowledged. Small, so that files are soon mostly
+/// obsolete.
 const UNACKED: u64 = 20_000;
 
 type CrashTestOutbox = FrameOutbox;
@@ -55,7 +57,7 @@ impl OutboxExtent {
     }
 }
 
-/// What the output is at an offset. Unlike a power of two, 251 shows a chunk at the wrong place.
+/// The output at an offset. Unlike a power of two, 251 reveals a chunk at the wrong offset.
 fn output_at(offset: u64, length: usize) -> Bytes {
     static PATTERN: LazyLock<Bytes> = LazyLock::new(|| (0..251u8).cycle().take(1 << 17).collect());
     let from = (offset % 251) as usize;
@@ -69,7 +71,7 @@ fn control(seq: u64) -> ControlFrame {
     }))
 }
 
-/// Not a test of its own: without a directory it does nothing.
+/// Not a test of its own: it does nothing without a directory.
 #[test]
 fn the_process() {
     let Some(directory) = std::env::var_os(DIRECTORY) else {
@@ -131,7 +133,7 @@ async fn write_for_ever(directory: &Path) {
     }
 }
 
-/// Now and then a long write, which a kill can tear.
+/// Sometimes a long write, which a kill can tear.
 fn push_frames(outbox: &mut CrashTestOutbox, turn: u64) {
     let chunks = if turn % 8 == 7 { 4 } else { 1 };
     for _ in 0..chunks {
@@ -166,12 +168,12 @@ fn on_report(
         panic!("{report:?}")
     };
     outbox.log_mut().on_durable(durable);
-    let mut told = None;
+    let mut reported = None;
     while let Some((_, extent)) = on_the_way.pop_front_if(|(serial, _)| *serial <= durable.written)
     {
-        told = Some(extent);
+        reported = Some(extent);
     }
-    if let Some(extent) = told {
+    if let Some(extent) = reported {
         println!("{MARK} {} {}", extent.control_seq, extent.output_end);
     }
 }
@@ -192,7 +194,7 @@ fn meta() -> AttemptMeta {
     }
 }
 
-/// Starts the process, lets it tell `lines` times, kills it, and returns the last that it told.
+/// Starts the process, lets it report `lines` times, kills it, and returns the last report.
 fn one_round(directory: &Path, lines: usize) -> Option<OutboxExtent> {
     let executable = std::env::current_exe().unwrap();
     let mut process = Command::new(executable)
@@ -205,26 +207,26 @@ fn one_round(directory: &Path, lines: usize) -> Option<OutboxExtent> {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut told = BufReader::new(process.stdout.take().unwrap())
+    let mut reported = BufReader::new(process.stdout.take().unwrap())
         .lines()
         .map_while(Result::ok)
         .filter_map(|line| OutboxExtent::parse(&line));
     let mut last = None;
     for _ in 0..lines {
-        last = Some(told.next().expect("it writes until it is killed"));
+        last = Some(reported.next().expect("it writes until it is killed"));
     }
     process.kill().unwrap();
     process.wait().unwrap();
-    // What it had told before it died counts too.
-    told.last().or(last)
+    // Reports before its death count too.
+    reported.last().or(last)
 }
 
-/// The harness names tests without their crate.
+/// The harness lists tests without their crate.
 fn without_crate(path: &'static str) -> &'static str {
     path.strip_prefix("baton_daemon::").unwrap_or(path)
 }
 
-/// Everything that is kept follows on what is acknowledged, without a hole and with the right bytes.
+/// The stored frames follow the acknowledged ones without a gap and with the right bytes.
 fn check(mut outbox: CrashTestOutbox) {
     let AckedPosition {
         mut control_seq,
@@ -264,10 +266,10 @@ fn everything_reported_as_stored_survives_kill_9() {
     let (mut torn, mut before) = (0, OutboxExtent::default());
     for round in 0..ROUNDS {
         let lines = rand::random_range(0..6);
-        let told = one_round(directory.path(), lines);
+        let reported = one_round(directory.path(), lines);
         let stored = read_outbox(&path, OutboxTail::MayBeTorn).unwrap();
         let found = OutboxExtent::of(&stored.outbox);
-        let least = told.unwrap_or(before);
+        let least = reported.unwrap_or(before);
         assert!(
             found >= least,
             "round {round}: {found:?} is less than {least:?}"

@@ -1,7 +1,8 @@
-//! The one thread that writes the outboxes of all attempts. It takes what waits in one go, writes it, tells what is written, syncs
-//! only the files that something urgent went into, and tells what is synced. The supervisor never waits for it, and it decides
-//! nothing: a disk that refuses is reported, once per attempt, and that attempt's entries are dropped until a whole new file of it is
-//! asked for.
+//! The one thread that writes the outboxes of all attempts. It takes all waiting jobs at once,
+//! writes them, reports what is written, syncs only the files with entries that require it, and
+//! reports what is synced. The supervisor never waits for it, and it decides nothing: a disk
+//! that refuses writes is reported once per attempt, and that attempt's entries are dropped
+//! until a whole new file is requested.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,9 +22,11 @@ use crate::storage::atomic_file;
 use crate::storage::attempt_dir::{AttemptDir, AttemptDirectories, AttemptId, AttemptMeta};
 use crate::storage::conversation_store::ConversationChange;
 
-/// Jobs on their way to the thread. Full: entries wait in their outboxes, and a slow disk holds children back.
+/// Jobs for the thread. When it is full, entries wait in their outboxes and a slow disk pauses
+/// children.
 const JOB_QUEUE: usize = 256;
-/// Reports on their way to the supervisor, which never waits for this thread. Full: the thread waits.
+/// Reports for the supervisor, which never waits for this thread. When it is full the thread
+/// waits.
 const REPORT_QUEUE: usize = 256;
 /// Jobs that are written before anything is synced.
 const JOBS_PER_SYNC: usize = 64;
@@ -31,15 +34,15 @@ const JOBS_PER_SYNC: usize = 64;
 const PROBE_BYTES: usize = 4096;
 const PROBE_FILE: &str = "disk-probe";
 
-/// What there is to do.
+/// A job for the thread.
 #[derive(Debug)]
 pub(crate) enum OutboxJob {
-    /// An attempt is taken: its directory is made.
+    /// An attempt is accepted: its directory is created.
     Begin {
         id: AttemptId,
         meta: Box<AttemptMeta>,
     },
-    /// A file that another daemon left is written on.
+    /// A file of an earlier daemon is continued.
     Resume {
         id: AttemptId,
         prefix: OutboxFilePrefix,
@@ -48,42 +51,43 @@ pub(crate) enum OutboxJob {
         id: AttemptId,
         entries: Vec<LoggedFrameEntry>,
     },
-    /// A new file takes the place of the old one.
+    /// A new file replaces the old one.
     Replace {
         id: AttemptId,
         entries: Vec<LoggedFrameEntry>,
     },
-    /// The relay has everything: the directory goes.
+    /// The relay has acknowledged everything: the directory is removed.
     Remove {
         id: AttemptId,
     },
-    /// Which relays are of the past.
+    /// Which relays were replaced.
     StoreEpochs(String),
     StoreConversation(ConversationChange),
-    /// How much room is there? With `probe`: does the disk take a write?
+    /// Measures the free space. With `probe` it also tries a write.
     CheckDisk {
         probe: bool,
     },
 }
 
-/// The good part of a file.
+/// The valid part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OutboxFilePrefix {
     pub(crate) length: u64,
-    /// Of the last entry in it.
+    /// The serial of the last entry in it.
     pub(crate) serial: u64,
 }
 
-/// What became of it.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum OutboxReport {
     Stored {
         id: AttemptId,
         durable: DurablePosition,
     },
-    /// No new file could be made; the old one is as good as before.
+    /// The new file could not be written; the old one is unchanged.
     NotReplaced { id: AttemptId },
-    /// The disk refused. Nothing more of this attempt is written until a whole new file is asked for.
+    /// The disk refused a write. Nothing more of this attempt is written until a whole new file
+    /// is requested.
     Failed { id: AttemptId, error: io::Error },
     DiskChecked {
         space: Option<FreeSpace>,
@@ -92,7 +96,7 @@ pub(crate) enum OutboxReport {
     },
 }
 
-/// The supervisor's end.
+/// The supervisor's handle on the thread.
 #[derive(Debug)]
 pub(crate) struct OutboxWriter {
     pub(crate) jobs: mpsc::Sender<OutboxJob>,
@@ -103,15 +107,15 @@ pub(crate) struct OutboxWriter {
 impl OutboxWriter {
     pub(crate) fn start(attempts: AttemptDirectories, data_dir: PathBuf) -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel(JOB_QUEUE);
-        let (tell, reports) = mpsc::channel(REPORT_QUEUE);
-        let desk = WriterThread {
+        let (report_sender, reports) = mpsc::channel(REPORT_QUEUE);
+        let writer = WriterThread {
             attempts,
             data_dir,
-            reports: tell,
+            reports: report_sender,
             outboxes: BTreeMap::new(),
         };
         let thread = thread::Builder::new().name("outbox".to_owned());
-        let thread = thread.spawn(move || desk.run(waiting))?;
+        let thread = thread.spawn(move || writer.run(waiting))?;
         Ok(Self {
             jobs,
             reports,
@@ -119,7 +123,7 @@ impl OutboxWriter {
         })
     }
 
-    /// Returns when everything that was handed over is done.
+    /// Returns when all submitted jobs are done.
     pub(crate) async fn finish(self) {
         let Self {
             jobs,
@@ -127,7 +131,7 @@ impl OutboxWriter {
             thread,
         } = self;
         drop(jobs);
-        // The thread waits for room in here.
+        // The thread may be waiting for room for its reports.
         while reports.recv().await.is_some() {}
         let joined = tokio::task::spawn_blocking(|| thread.join()).await;
         if !matches!(joined, Ok(Ok(()))) {
@@ -136,16 +140,16 @@ impl OutboxWriter {
     }
 }
 
-/// One attempt as the thread knows it.
+/// One attempt's outbox in the thread.
 #[derive(Debug)]
 struct OpenOutbox {
     dir: AttemptDir,
-    /// None: the disk refused.
+    /// `None` after the disk refused a write.
     file: Option<OutboxFile>,
-    /// Serial of the last entry in the file.
+    /// The serial of the last entry in the file.
     written: u64,
     synced: u64,
-    /// The names survive the machine.
+    /// The names of the files are synced too, so that they survive a power failure.
     is_name_synced: bool,
     wants_sync: bool,
     is_unreported: bool,
@@ -203,20 +207,20 @@ impl WriterThread {
             OutboxJob::Replace { id, entries } => self.replace(id, &entries),
             OutboxJob::Remove { id } => self.remove(id),
             OutboxJob::StoreEpochs(text) => self.store_epochs(&text),
-            OutboxJob::StoreConversation(note) => self.store_conversation(&note),
+            OutboxJob::StoreConversation(change) => self.store_conversation(&change),
             OutboxJob::CheckDisk { probe } => self.check_disk(probe),
         }
     }
 
     fn begin(&mut self, id: AttemptId, meta: &AttemptMeta) {
         let dir = self.attempts.attempt_dir(id);
-        let made = dir
+        let created = dir
             .create(meta)
             .and_then(|()| OutboxFile::open(&dir.outbox_path(), 0));
-        self.insert_opened(id, dir, made, 0);
+        self.insert_opened(id, dir, created, 0);
     }
 
-    /// What was written by a daemon that is gone may not have been synced by it.
+    /// Entries of an earlier daemon may not have been synced by it.
     fn resume(&mut self, id: AttemptId, found: OutboxFilePrefix) {
         let dir = self.attempts.attempt_dir(id);
         let opened = OutboxFile::open(&dir.outbox_path(), found.length);
@@ -270,14 +274,14 @@ impl WriterThread {
                 Ok(()) => {
                     open.written = entries.last().map_or(open.written, |last| last.serial);
                     open.file = Some(file);
-                    // Synced as it is, but the name of its directory may not be.
+                    // The file is synced, but the name of its directory may not be.
                     (open.wants_sync, open.is_unreported) = (!open.is_name_synced, true);
                     open.synced = if open.is_name_synced { open.written } else { 0 };
                 }
                 Err(error) => self.fail_attempt(id, error),
             },
             Err(error) if open.file.is_some() => {
-                warn!(attempt_id = %id, %error, "the outbox could not be made smaller");
+                warn!(attempt_id = %id, %error, "the outbox file could not be rewritten");
                 self.report(OutboxReport::NotReplaced { id });
             }
             Err(error) => self.fail_attempt(id, error),
@@ -287,7 +291,7 @@ impl WriterThread {
     fn remove(&mut self, id: AttemptId) {
         self.outboxes.remove(&id);
         if let Err(error) = self.attempts.attempt_dir(id).remove() {
-            warn!(attempt_id = %id, %error, "a settled attempt's directory was not removed whole");
+            warn!(attempt_id = %id, %error, "the directory of a settled attempt was not removed completely");
         }
     }
 
@@ -297,13 +301,13 @@ impl WriterThread {
             crate::storage::relay_epochs::RELAY_EPOCHS_FILE,
             text,
         ) {
-            warn!(%error, "the relay's epoch was not kept; a restarted daemon would not know it");
+            warn!(%error, "the relay's epoch was not stored; a restarted daemon might accept a replaced relay");
         }
     }
 
-    fn store_conversation(&self, note: &ConversationChange) {
-        if let Err(error) = note.write(&self.data_dir) {
-            warn!(%error, "a conversation was not kept; after a restart its next turn begins anew");
+    fn store_conversation(&self, change: &ConversationChange) {
+        if let Err(error) = change.write(&self.data_dir) {
+            warn!(%error, "a conversation was not stored; after a restart its next turn begins a new one");
         }
     }
 
@@ -311,7 +315,7 @@ impl WriterThread {
         let space = crate::storage::daemon_storage::measure_free_space(&self.data_dir);
         let probed = if probe { self.probe_write() } else { Ok(()) };
         if let Err(error) = &probed {
-            debug!(%error, "the disk takes no writes");
+            debug!(%error, "the disk refuses writes");
         }
         self.report(OutboxReport::DiskChecked {
             space: space.ok(),
@@ -329,22 +333,22 @@ impl WriterThread {
     }
 
     fn report_written(&mut self) {
-        let mut news = Vec::new();
+        let mut stored = Vec::new();
         for (id, open) in &mut self.outboxes {
             if std::mem::take(&mut open.is_unreported) && open.file.is_some() {
-                news.push((*id, open.durable()));
+                stored.push((*id, open.durable()));
             }
         }
-        for (id, durable) in news {
+        for (id, durable) in stored {
             self.report(OutboxReport::Stored { id, durable });
         }
     }
 
     fn sync(&mut self) {
-        let wanting = |(id, open): (&AttemptId, &mut OpenOutbox)| {
+        let needs_sync = |(id, open): (&AttemptId, &mut OpenOutbox)| {
             (std::mem::take(&mut open.wants_sync) && open.file.is_some()).then_some(*id)
         };
-        let due: Vec<AttemptId> = self.outboxes.iter_mut().filter_map(wanting).collect();
+        let due: Vec<AttemptId> = self.outboxes.iter_mut().filter_map(needs_sync).collect();
         let unnamed = due.iter().any(|id| !self.outboxes[id].is_name_synced);
         let named = if unnamed {
             self.attempts.sync()
@@ -352,7 +356,7 @@ impl WriterThread {
             Ok(())
         };
         for id in due {
-            // The error is reported for each whose name may be lost.
+            // The error is reported for every attempt whose name may be lost.
             let parent = match &named {
                 Err(error) if !self.outboxes[&id].is_name_synced => Err(copy_error(error)),
                 Ok(()) | Err(_) => Ok(()),
@@ -379,7 +383,7 @@ impl WriterThread {
         Ok(open.durable())
     }
 
-    /// After a failed sync nobody knows what the file holds, so it is not written any more either.
+    /// After a failed sync the contents of the file are unknown, so it is not written any more.
     fn fail_attempt(&mut self, id: AttemptId, error: io::Error) {
         if let Some(open) = self.outboxes.get_mut(&id) {
             open.file = None;
@@ -388,7 +392,7 @@ impl WriterThread {
     }
 
     fn report(&self, report: OutboxReport) {
-        // Without a supervisor nobody needs to know.
+        // Without a supervisor the report has no receiver.
         let _ = self.reports.blocking_send(report);
     }
 }

@@ -1,4 +1,5 @@
-//! The thread with real files: what it reports is there, a refusing disk is told once, and a new file mends it.
+//! The thread with real files: reported entries are there, a refused write is reported once,
+//! and a new file repairs it.
 
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
@@ -38,7 +39,7 @@ impl WriterFixture {
             .attempt_dir(uuid::Uuid::now_v7().to_string().parse().unwrap())
     }
 
-    async fn begin(&mut self, place: &AttemptDir) -> FrameOutbox {
+    async fn begin(&mut self, attempt_dir: &AttemptDir) -> FrameOutbox {
         let meta = AttemptMeta {
             attempt: AttemptRef::default(),
             agent: String::new(),
@@ -52,7 +53,7 @@ impl WriterFixture {
             required_files: None,
             is_coding_agent: false,
         };
-        let (id, meta) = (place.id, Box::new(meta));
+        let (id, meta) = (attempt_dir.id, Box::new(meta));
         self.submit(OutboxJob::Begin { id, meta }).await;
         FrameOutbox::new(OUTPUT_LIMIT)
     }
@@ -61,9 +62,9 @@ impl WriterFixture {
         self.writer.jobs.send(job).await.unwrap();
     }
 
-    async fn append(&mut self, place: &AttemptDir, outbox: &mut FrameOutbox) {
+    async fn append(&mut self, attempt_dir: &AttemptDir, outbox: &mut FrameOutbox) {
         let entries = outbox.log_mut().take_pending();
-        let id = place.id;
+        let id = attempt_dir.id;
         self.submit(OutboxJob::Append { id, entries }).await;
     }
 
@@ -72,16 +73,16 @@ impl WriterFixture {
         report.await.expect("no report comes").unwrap()
     }
 
-    /// Takes reports until the attempt's outbox satisfies.
+    /// Applies reports until the attempt's outbox satisfies the condition.
     async fn wait_for_durable(
         &mut self,
-        place: &AttemptDir,
+        attempt_dir: &AttemptDir,
         outbox: &mut FrameOutbox,
         wanted: impl Fn(&DurablePosition) -> bool,
     ) {
         loop {
             match self.next_report().await {
-                OutboxReport::Stored { id, durable } if id == place.id => {
+                OutboxReport::Stored { id, durable } if id == attempt_dir.id => {
                     outbox.log_mut().on_durable(durable);
                     if wanted(&durable) {
                         return;
@@ -93,9 +94,9 @@ impl WriterFixture {
     }
 }
 
-fn push_control(outbox: &mut FrameOutbox, leaves: RequiredDurability) {
+fn push_control(outbox: &mut FrameOutbox, durability: RequiredDurability) {
     let control = ControlFrame::from(frames::accepted());
-    outbox.push_control(control, SystemTime::UNIX_EPOCH, leaves);
+    outbox.push_control(control, SystemTime::UNIX_EPOCH, durability);
 }
 
 fn push_output(outbox: &mut FrameOutbox, text: &'static str) {
@@ -106,27 +107,27 @@ fn push_output(outbox: &mut FrameOutbox, text: &'static str) {
 #[tokio::test]
 async fn reported_entries_are_written_and_only_urgent_ones_synced() {
     let mut bench = WriterFixture::new();
-    let place = bench.new_attempt_dir();
-    let mut outbox = bench.begin(&place).await;
+    let attempt_dir = bench.new_attempt_dir();
+    let mut outbox = bench.begin(&attempt_dir).await;
     push_control(&mut outbox, RequiredDurability::Written);
     push_output(&mut outbox, "text");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     bench
-        .wait_for_durable(&place, &mut outbox, |durable| durable.written == 2)
+        .wait_for_durable(&attempt_dir, &mut outbox, |durable| durable.written == 2)
         .await;
     assert!(outbox.next_unsent().is_some());
-    let mut stored = read_outbox(&place.outbox_path(), OutboxTail::MayBeTorn).unwrap();
+    let mut stored = read_outbox(&attempt_dir.outbox_path(), OutboxTail::MayBeTorn).unwrap();
     assert_eq!(stored.prefix.serial, 2);
     assert_eq!(stored.outbox.end_offset(), 4);
     push_control(&mut outbox, RequiredDurability::Synced);
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     bench
-        .wait_for_durable(&place, &mut outbox, |durable| durable.synced == 3)
+        .wait_for_durable(&attempt_dir, &mut outbox, |durable| durable.synced == 3)
         .await;
     push_output(&mut outbox, "more");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     bench
-        .wait_for_durable(&place, &mut outbox, |durable| durable.written == 4)
+        .wait_for_durable(&attempt_dir, &mut outbox, |durable| durable.written == 4)
         .await;
     bench.submit(OutboxJob::CheckDisk { probe: false }).await;
     let next = bench.next_report().await;
@@ -134,39 +135,43 @@ async fn reported_entries_are_written_and_only_urgent_ones_synced() {
         matches!(next, OutboxReport::DiskChecked { .. }),
         "no sync: {next:?}"
     );
-    // A new daemon goes on behind it, and everything is synced again first.
-    stored = read_outbox(&place.outbox_path(), OutboxTail::MayBeTorn).unwrap();
+    // A new daemon continues the file, and everything is synced first.
+    stored = read_outbox(&attempt_dir.outbox_path(), OutboxTail::MayBeTorn).unwrap();
     let found = stored.prefix;
     let mut next = stored.outbox;
     bench
         .submit(OutboxJob::Resume {
-            id: place.id,
+            id: attempt_dir.id,
             prefix: found,
         })
         .await;
     bench
-        .wait_for_durable(&place, &mut next, |durable| durable.synced == found.serial)
+        .wait_for_durable(&attempt_dir, &mut next, |durable| {
+            durable.synced == found.serial
+        })
         .await;
-    bench.append(&place, &mut next).await;
+    bench.append(&attempt_dir, &mut next).await;
     bench
-        .wait_for_durable(&place, &mut next, |durable| durable.written > found.serial)
+        .wait_for_durable(&attempt_dir, &mut next, |durable| {
+            durable.written > found.serial
+        })
         .await;
-    bench.submit(OutboxJob::Remove { id: place.id }).await;
+    bench.submit(OutboxJob::Remove { id: attempt_dir.id }).await;
     bench.writer.finish().await;
-    assert!(!place.path().exists());
+    assert!(!attempt_dir.path().exists());
 }
 
 #[tokio::test]
 async fn a_refused_write_is_reported_once_and_repaired_by_a_new_file() {
     let mut bench = WriterFixture::new();
-    let (place, other) = (bench.new_attempt_dir(), bench.new_attempt_dir());
-    let mut outbox = bench.begin(&place).await;
+    let (attempt_dir, other) = (bench.new_attempt_dir(), bench.new_attempt_dir());
+    let mut outbox = bench.begin(&attempt_dir).await;
     let mut healthy = bench.begin(&other).await;
     push_control(&mut outbox, RequiredDurability::Written);
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     while outbox.next_unsent().is_none() {
         match bench.next_report().await {
-            OutboxReport::Stored { id, durable } if id == place.id => {
+            OutboxReport::Stored { id, durable } if id == attempt_dir.id => {
                 outbox.log_mut().on_durable(durable);
             }
             OutboxReport::Stored { .. } => {}
@@ -174,29 +179,29 @@ async fn a_refused_write_is_reported_once_and_repaired_by_a_new_file() {
         }
     }
     // A file that is resumed there cannot be written.
-    fs::remove_file(place.outbox_path()).unwrap();
-    symlink("/dev/full", place.outbox_path()).unwrap();
+    fs::remove_file(attempt_dir.outbox_path()).unwrap();
+    symlink("/dev/full", attempt_dir.outbox_path()).unwrap();
     let found = OutboxFilePrefix {
         length: 0,
         serial: 1,
     };
     bench
         .submit(OutboxJob::Resume {
-            id: place.id,
+            id: attempt_dir.id,
             prefix: found,
         })
         .await;
     push_output(&mut outbox, "lost on the disk");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     push_output(&mut outbox, "this too");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     push_control(&mut healthy, RequiredDurability::Synced);
     bench.append(&other, &mut healthy).await;
     let mut failures = 0;
     loop {
         match bench.next_report().await {
             OutboxReport::Failed { id, .. } => {
-                assert_eq!(id, place.id);
+                assert_eq!(id, attempt_dir.id);
                 failures += 1;
             }
             OutboxReport::Stored { id, durable } if id == other.id && durable.synced == 1 => break,
@@ -210,48 +215,48 @@ async fn a_refused_write_is_reported_once_and_repaired_by_a_new_file() {
     let last = entries.last().unwrap().serial;
     bench
         .submit(OutboxJob::Replace {
-            id: place.id,
+            id: attempt_dir.id,
             entries,
         })
         .await;
     bench
-        .wait_for_durable(&place, &mut outbox, |durable| durable.synced == last)
+        .wait_for_durable(&attempt_dir, &mut outbox, |durable| durable.synced == last)
         .await;
-    let stored = read_outbox(&place.outbox_path(), OutboxTail::MayBeTorn).unwrap();
+    let stored = read_outbox(&attempt_dir.outbox_path(), OutboxTail::MayBeTorn).unwrap();
     assert_eq!(stored.outbox.end_offset(), outbox.end_offset());
 }
 
 #[tokio::test]
 async fn a_file_that_cannot_be_rewritten_is_continued() {
     let mut bench = WriterFixture::new();
-    let place = bench.new_attempt_dir();
-    let mut outbox = bench.begin(&place).await;
+    let attempt_dir = bench.new_attempt_dir();
+    let mut outbox = bench.begin(&attempt_dir).await;
     push_output(&mut outbox, "text");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     bench
-        .wait_for_durable(&place, &mut outbox, |durable| durable.written == 1)
+        .wait_for_durable(&attempt_dir, &mut outbox, |durable| durable.written == 1)
         .await;
-    // Nothing can be written under the draft's name.
-    fs::create_dir(place.path().join("outbox.new")).unwrap();
+    // The draft's name is taken by a directory.
+    fs::create_dir(attempt_dir.path().join("outbox.new")).unwrap();
     let entries = outbox.rewrite_entries();
     bench
         .submit(OutboxJob::Replace {
-            id: place.id,
+            id: attempt_dir.id,
             entries,
         })
         .await;
     push_output(&mut outbox, "more");
-    bench.append(&place, &mut outbox).await;
+    bench.append(&attempt_dir, &mut outbox).await;
     let mut refused = false;
     loop {
         match bench.next_report().await {
-            OutboxReport::NotReplaced { id } => refused = id == place.id,
+            OutboxReport::NotReplaced { id } => refused = id == attempt_dir.id,
             OutboxReport::Stored { durable, .. } if refused && durable.written > 2 => break,
             OutboxReport::Stored { .. } => {}
             report => panic!("{report:?}"),
         }
     }
-    let stored = read_outbox(&place.outbox_path(), OutboxTail::MayBeTorn).unwrap();
+    let stored = read_outbox(&attempt_dir.outbox_path(), OutboxTail::MayBeTorn).unwrap();
     assert_eq!(stored.outbox.end_offset(), 8);
 }
 

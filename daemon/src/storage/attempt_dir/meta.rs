@@ -1,4 +1,5 @@
-//! What an attempt is, as its directory says it. Written once and whole, checked, and without the lease token.
+//! The description of an attempt in its directory. Written once and atomically, with a
+//! checksum, and without the lease token.
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use crate::storage::conversation_store::{ConversationFileKey, ConversationTurn};
 use crate::tools::ToolGrant;
 use crate::workspace;
 
-/// Layout of the directory that this daemon writes, and the newest that it reads.
+/// The layout of the directory that this daemon writes, and the newest that it reads.
 const FORMAT: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -28,36 +29,37 @@ pub(crate) struct AttemptMeta {
     pub(crate) attempt: AttemptRef,
     pub(crate) agent: String,
     pub(crate) daemon_id: String,
-    /// Under another boot of the machine nothing of the attempt is alive.
+    /// After another boot of the machine no process of the attempt is alive.
     pub(crate) boot_id: String,
     pub(crate) deadlines: DeadlineLimits,
-    /// From TERM to KILL.
+    /// From SIGTERM to SIGKILL.
     pub(crate) cleanup_term: Duration,
     /// Empty without a conversation.
     pub(crate) conversation_key: Bytes,
-    /// None for the daemon's own work directory.
+    /// `None` for the daemon's own work directory.
     pub(crate) workspace: Option<workspace::WorkspacePlan>,
-    /// None where its agent has no tools of Baton's.
+    /// `None` when its agent has no tools of Baton's.
     pub(crate) tools: Option<ToolGrant>,
-    /// What it has to leave.
+    /// The files that the attempt has to leave.
     pub(crate) required_files: Option<RequiredFiles>,
-    /// A coding agent, whose end nobody can judge without what was said.
+    /// A coding agent, whose end cannot be judged without its session.
     pub(crate) is_coding_agent: bool,
 }
 
-/// Nobody can say what the attempt was.
+/// Why the description cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MetaError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{path} is damaged")]
     Damaged { path: PathBuf },
-    #[error("{path} has format {format}, made by a newer daemon; this one knows up to {FORMAT}")]
+    #[error("{path} has format {format} of a newer daemon; this one reads formats up to {FORMAT}")]
     Newer { path: PathBuf, format: u32 },
 }
 
 impl AttemptMeta {
-    /// Whole or not at all. Synced later, with the first frame that must survive the machine.
+    /// Written atomically. Synced later, with the first frame that must survive a power
+    /// failure.
     pub(super) fn write(&self, dir: &Path, name: &str) -> io::Result<()> {
         let mut bytes = Vec::new();
         if !checked_record::append_record(&self.to_disk(), &mut bytes) {

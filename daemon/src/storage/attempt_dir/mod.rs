@@ -1,6 +1,7 @@
-//! What a daemon keeps on its disk about one attempt: `DATA/attempts/<attempt_id>/`, made when the attempt is taken, removed when
-//! the relay has acknowledged everything. Layout, listing and removal; what stands in the files is their own modules' business.
-//! A directory is removed file by file, by known names: nothing is ever deleted by guess.
+//! The directory of one attempt: `DATA/attempts/<attempt_id>/`, created when the attempt is
+//! accepted, removed when the relay has acknowledged everything. Layout, listing and removal;
+//! the contents of the files belong to their own modules. A directory is removed file by file,
+//! by known names: nothing is deleted by guess.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
@@ -22,16 +23,16 @@ mod meta;
 pub(crate) use meta::{AttemptMeta, MetaError};
 
 const ATTEMPTS_DIR: &str = "attempts";
-/// What the attempt is; a directory without it has nothing to say.
+/// The description of the attempt; a directory without it is ignored.
 const META_FILE: &str = "attempt";
 /// Frames that the relay has not acknowledged.
 const OUTBOX_FILE: &str = "outbox";
-/// How long the shim may have, for when it cannot be asked.
+/// The lease of the shim, for the case that the shim cannot be asked.
 pub(crate) const LEASE_FILE: &str = "lease";
-/// Half-written successors of the files above.
+/// Unfinished replacements of the files above.
 const DRAFT_FILES: [&str; 3] = ["attempt.new", "outbox.new", "workspace.new"];
 
-/// An attempt's id in the one spelling that may become a name on the disk.
+/// An attempt's id in its only allowed spelling as a file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct AttemptId(Uuid);
 
@@ -45,7 +46,7 @@ impl FromStr for AttemptId {
     fn from_str(text: &str) -> Result<Self, InvalidAttemptId> {
         let id = Uuid::parse_str(text).map_err(|_| InvalidAttemptId)?;
         let mut buffer = Uuid::encode_buffer();
-        // Other spellings of the same id would be other names.
+        // Other spellings of the same id would be other file names.
         let canonical = id.hyphenated().encode_lower(&mut buffer) == text;
         canonical.then_some(Self(id)).ok_or(InvalidAttemptId)
     }
@@ -77,7 +78,7 @@ impl AttemptDirectories {
         }
     }
 
-    /// Every attempt that is here, oldest id first. What is not an attempt's directory is left alone.
+    /// All attempts in this directory, oldest id first. Other entries are left alone.
     pub(crate) fn list(&self) -> io::Result<Vec<AttemptDir>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.path)? {
@@ -91,7 +92,7 @@ impl AttemptDirectories {
         Ok(found)
     }
 
-    /// New names in here survive the machine.
+    /// Syncs the directory, so that new names survive a power failure.
     pub(crate) fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
@@ -122,7 +123,8 @@ impl AttemptDir {
         self.path.join(REPORT_FILE)
     }
 
-    /// Makes it, with what the attempt is. What an interrupted removal left is cleared first.
+    /// Creates the directory with the attempt's description. What an interrupted removal left
+    /// is cleared first.
     pub(crate) fn create(&self, meta: &AttemptMeta) -> io::Result<()> {
         if self.has_meta()? {
             return Err(ErrorKind::AlreadyExists.into());
@@ -132,7 +134,7 @@ impl AttemptDir {
         meta.write(&self.path, META_FILE)
     }
 
-    /// Without it an attempt was never taken, or is settled and half removed.
+    /// Without a description an attempt was never accepted, or is settled and partly removed.
     pub(crate) fn has_meta(&self) -> io::Result<bool> {
         fs::exists(self.path.join(META_FILE))
     }
@@ -141,15 +143,16 @@ impl AttemptDir {
         AttemptMeta::read(&self.path.join(META_FILE))
     }
 
-    /// What the attempt is, and the names of its files, survive the machine.
+    /// Syncs the description and the names of the attempt's files.
     pub(crate) fn sync(&self) -> io::Result<()> {
         File::open(self.path.join(META_FILE))?.sync_all()?;
         File::open(&self.path)?.sync_all()
     }
 
-    /// Removes what is known to be an attempt's. What is not stays, and its directory with it.
+    /// Removes the known files of an attempt. Other files stay, and their directory with them.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
+        // The description first: without it the rest is ignored, wherever the removal is
+        // interrupted.
         remove_if_present(&self.path.join(META_FILE))?;
         for name in [
             OUTBOX_FILE,

@@ -1,4 +1,4 @@
-//! Names, what an attempt is, and what a removal takes with it and what not.
+//! File names, the stored description, and what a removal deletes and what it leaves.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -56,8 +56,8 @@ fn sample_required_files() -> Option<RequiredFiles> {
 fn attempts() -> (tempfile::TempDir, AttemptDirectories, AttemptDir) {
     let dir = tempfile::tempdir().unwrap();
     let attempts = AttemptDirectories::open(dir.path()).unwrap();
-    let place = attempts.attempt_dir(AttemptId(Uuid::now_v7()));
-    (dir, attempts, place)
+    let attempt_dir = attempts.attempt_dir(AttemptId(Uuid::now_v7()));
+    (dir, attempts, attempt_dir)
 }
 
 fn file_names(dir: &Path) -> Vec<String> {
@@ -90,38 +90,44 @@ fn only_one_spelling_of_a_uuid_is_a_directory_name() {
 
 #[test]
 fn the_description_of_an_attempt_is_stored_privately() {
-    let (_dir, attempts, place) = attempts();
-    assert!(!place.has_meta().unwrap());
-    place.create(&meta(place.id)).unwrap();
-    place.sync().unwrap();
+    let (_dir, attempts, attempt_dir) = attempts();
+    assert!(!attempt_dir.has_meta().unwrap());
+    attempt_dir.create(&meta(attempt_dir.id)).unwrap();
+    attempt_dir.sync().unwrap();
     attempts.sync().unwrap();
-    assert_eq!(place.read_meta().unwrap(), meta_like(&place));
+    assert_eq!(attempt_dir.read_meta().unwrap(), meta_like(&attempt_dir));
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(place.path()), 0o700);
-    assert_eq!(mode(&place.path().join(META_FILE)), 0o600);
-    let again = place.create(&meta(place.id)).unwrap_err();
+    assert_eq!(mode(attempt_dir.path()), 0o700);
+    assert_eq!(mode(&attempt_dir.path().join(META_FILE)), 0o600);
+    let again = attempt_dir.create(&meta(attempt_dir.id)).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::AlreadyExists);
 }
 
-fn meta_like(place: &AttemptDir) -> AttemptMeta {
-    let stored = place.read_meta().unwrap();
-    let mut wanted = meta(place.id);
+fn meta_like(attempt_dir: &AttemptDir) -> AttemptMeta {
+    let stored = attempt_dir.read_meta().unwrap();
+    let mut wanted = meta(attempt_dir.id);
     wanted.attempt.task_id.clone_from(&stored.attempt.task_id);
     wanted
 }
 
 #[test]
 fn a_damaged_file_differs_from_one_of_a_later_format() {
-    let (_dir, _, place) = attempts();
-    place.create(&meta(place.id)).unwrap();
-    let path = place.path().join(META_FILE);
+    let (_dir, _, attempt_dir) = attempts();
+    attempt_dir.create(&meta(attempt_dir.id)).unwrap();
+    let path = attempt_dir.path().join(META_FILE);
     let good = fs::read(&path).unwrap();
     let mut bad = good.clone();
     bad[40] ^= 1;
     fs::write(&path, &bad).unwrap();
-    assert!(matches!(place.read_meta(), Err(MetaError::Damaged { .. })));
+    assert!(matches!(
+        attempt_dir.read_meta(),
+        Err(MetaError::Damaged { .. })
+    ));
     fs::write(&path, &good[..good.len() - 1]).unwrap();
-    assert!(matches!(place.read_meta(), Err(MetaError::Damaged { .. })));
+    assert!(matches!(
+        attempt_dir.read_meta(),
+        Err(MetaError::Damaged { .. })
+    ));
     let CheckedRead::Whole { message, .. } = checked_record::read_record(&good, 0) else {
         panic!("it was good")
     };
@@ -131,38 +137,45 @@ fn a_damaged_file_differs_from_one_of_a_later_format() {
     assert!(checked_record::append_record(&later, &mut bytes));
     fs::write(&path, &bytes).unwrap();
     assert!(matches!(
-        place.read_meta(),
+        attempt_dir.read_meta(),
         Err(MetaError::Newer { format: 2, .. })
     ));
     fs::remove_file(&path).unwrap();
     assert!(matches!(
-        place.read_meta(),
+        attempt_dir.read_meta(),
         Err(MetaError::Unreadable { .. })
     ));
 }
 
 #[test]
 fn removal_deletes_known_files_only() {
-    let (_dir, attempts, place) = attempts();
-    place.create(&meta(place.id)).unwrap();
-    fs::create_dir(place.spool_path()).unwrap();
-    let segment = place.spool_path().join("00000000000000000000");
-    for path in [place.outbox_path(), place.report_path(), segment.clone()] {
+    let (_dir, attempts, attempt_dir) = attempts();
+    attempt_dir.create(&meta(attempt_dir.id)).unwrap();
+    fs::create_dir(attempt_dir.spool_path()).unwrap();
+    let segment = attempt_dir.spool_path().join("00000000000000000000");
+    for path in [
+        attempt_dir.outbox_path(),
+        attempt_dir.report_path(),
+        segment.clone(),
+    ] {
         fs::write(path, "x").unwrap();
     }
-    fs::write(place.path().join("outbox.new"), "x").unwrap();
-    place.remove().unwrap();
-    assert!(!place.path().exists());
-    place.remove().unwrap();
+    fs::write(attempt_dir.path().join("outbox.new"), "x").unwrap();
+    attempt_dir.remove().unwrap();
+    assert!(!attempt_dir.path().exists());
+    attempt_dir.remove().unwrap();
 
-    place.create(&meta(place.id)).unwrap();
-    fs::create_dir(place.spool_path()).unwrap();
+    attempt_dir.create(&meta(attempt_dir.id)).unwrap();
+    fs::create_dir(attempt_dir.spool_path()).unwrap();
     fs::write(&segment, "x").unwrap();
-    fs::write(place.spool_path().join("somebody's"), "x").unwrap();
-    assert!(place.remove().is_err());
-    assert!(!place.has_meta().unwrap(), "it is nobody's any more");
-    assert_eq!(file_names(place.path()), ["spool"]);
-    assert_eq!(file_names(&place.spool_path()), ["somebody's"]);
+    fs::write(attempt_dir.spool_path().join("somebody's"), "x").unwrap();
+    assert!(attempt_dir.remove().is_err());
+    assert!(
+        !attempt_dir.has_meta().unwrap(),
+        "it is ignored from now on"
+    );
+    assert_eq!(file_names(attempt_dir.path()), ["spool"]);
+    assert_eq!(file_names(&attempt_dir.spool_path()), ["somebody's"]);
     assert_eq!(attempts.list().unwrap().len(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! The end of standard error, kept for the failure report.
+//! The end of stderr, kept for the failure report.
 
 use std::collections::VecDeque;
 

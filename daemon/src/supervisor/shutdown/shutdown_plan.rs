@@ -1,32 +1,35 @@
-//! How the daemon goes on: working, resting at the relay's wish, or on its way out. Pure.
+//! What the daemon does when it is ordered to stop. Pure.
 //!
-//! On its way out it lets attempts finish, and what still runs then is handed over: the relay is asked for a hold, the
-//! shims are told, and the daemon goes while they stay. Without holds the rest is killed. Whatever others do or do not
-//! do, it is gone soon after its deadline.
+//! Attempts may finish until the end of the drain. What still runs then is handed over: the relay
+//! is asked to extend the leases, the shims get them, and the daemon exits while the shims stay.
+//! Without lease extensions the rest is killed. In any case the daemon has exited soon after its
+//! deadline, whatever the relay and the shims do.
 
 use std::time::Duration;
 
 use crate::clock::BootTime;
 
-/// Of the drain's time, what is kept for handing over: a question to the relay, and a word to each shim.
+/// The part of the drain that is reserved for the hand-over: a request to the relay, and a message
+/// to each shim.
 const HAND_OVER_RESERVE: Duration = Duration::from_secs(2);
-/// The same for killing: TERM, time to clean up, KILL, and the receipts' way to the relay.
+/// The part of the drain that is reserved for killing: SIGTERM, time to clean up, SIGKILL, and the
+/// receipts' way to the relay.
 const KILL_RESERVE: Duration = Duration::from_secs(4);
-/// Beyond the deadline, for what was begun before it. With the last writes and the farewell to the relay it stays under a
-/// second.
+/// Time after the deadline for what was begun before it. With the last writes and the Goodbye to
+/// the relay it stays under a second.
 const EXIT_MARGIN: Duration = Duration::from_millis(300);
-/// The least that the last writes get, also where nothing is left of the time.
+/// The least time for the last writes, also when the deadline has passed.
 const MIN_WRITE_TIME: Duration = Duration::from_millis(200);
-/// How long the relay is waited for to take what is unacknowledged, once nothing runs any more.
+/// How long the daemon waits for the relay's last acks, once nothing runs any more.
 const FINAL_ACK_WAIT: Duration = Duration::from_secs(5);
 
-/// How the daemon goes on.
+/// The steps of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShutdownPlan {
     Working,
-    /// The relay wants no new work to be taken; it may change its mind.
+    /// The relay has ordered a drain, which it may withdraw.
     DrainedByRelay,
-    /// Ordered to stop: attempts may finish until then.
+    /// Ordered to stop: attempts may finish until `finish_by`.
     Draining {
         finish_by: BootTime,
         leave_by: BootTime,
@@ -38,31 +41,31 @@ pub(super) enum ShutdownPlan {
     },
     /// The rest is being killed.
     Killing {
-        /// When KILL goes out at the latest: the receipts need the rest.
+        /// When SIGKILL is sent at the latest: the receipts need the rest of the time.
         kill_by: BootTime,
         leave_by: BootTime,
     },
-    /// Nothing is left to do here; the relay has until then to take the last frames.
+    /// Nothing is left to do; the relay has until then to acknowledge the last frames.
     Exiting {
         until: BootTime,
         leave_by: BootTime,
-        /// A hold was taken for what still runs.
+        /// The leases of what still runs were extended.
         restarts: bool,
     },
 }
 
-/// How far the relay has come with the hold.
+/// How far the request for a lease extension has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaseExtensionState {
-    /// There was no stream to ask on yet.
+    /// There was no stream to request it on yet.
     NotRequested,
-    /// On this stream, at this moment; the grant counts from it.
+    /// Requested on this stream at this time; the grant counts from it.
     Requested { stream: u64, at: BootTime },
-    /// Granted. The shims are being told.
+    /// Granted. The shims are getting their leases.
     Granted,
 }
 
-/// The order to stop, and how.
+/// How the daemon stops, by its configuration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShutdownSettings {
     pub(super) drain: Duration,
@@ -72,23 +75,23 @@ pub(super) struct ShutdownSettings {
 
 impl ShutdownSettings {
     pub(super) fn begin_drain(self, now: BootTime) -> ShutdownPlan {
-        let lead = if self.lease_extension.is_zero() {
+        let reserve = if self.lease_extension.is_zero() {
             KILL_RESERVE
         } else {
             HAND_OVER_RESERVE
         };
         ShutdownPlan::Draining {
-            finish_by: now.after(self.drain - lead.min(self.drain / 2)),
+            finish_by: now.after(self.drain - reserve.min(self.drain / 2)),
             leave_by: now.after(self.drain + EXIT_MARGIN),
         }
     }
 }
 
-/// What a step of the course depends on.
+/// What the next step depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShutdownInputs {
     pub(super) now: BootTime,
-    /// No attempt holds a slot any more.
+    /// No attempt uses a slot.
     pub(super) is_idle: bool,
     /// Every attempt may be left to its shim, which has the lease that the relay granted last.
     pub(super) may_exit: bool,
@@ -110,14 +113,14 @@ impl ShutdownPlan {
         }
     }
 
-    /// Where it goes from here, now.
-    pub(super) fn next(self, scene: ShutdownInputs) -> Self {
-        let ShutdownInputs { now, .. } = scene;
+    /// The step that follows now.
+    pub(super) fn next(self, inputs: ShutdownInputs) -> Self {
+        let ShutdownInputs { now, .. } = inputs;
         match self {
             Self::Draining { leave_by, .. }
             | Self::HandingOver { leave_by, .. }
             | Self::Killing { leave_by, .. }
-                if scene.is_idle =>
+                if inputs.is_idle =>
             {
                 Self::Exiting {
                     until: now.after(FINAL_ACK_WAIT).min(leave_by),
@@ -126,10 +129,10 @@ impl ShutdownPlan {
                 }
             }
             Self::Draining {
-                finish_by: over_at,
+                finish_by,
                 leave_by,
-            } if over_at <= now => {
-                if scene.settings.lease_extension.is_zero() {
+            } if finish_by <= now => {
+                if inputs.settings.lease_extension.is_zero() {
                     let left = now.until(leave_by.before(EXIT_MARGIN));
                     Self::Killing {
                         kill_by: now.after(left / 2),
@@ -145,18 +148,18 @@ impl ShutdownPlan {
             Self::HandingOver {
                 extension: LeaseExtensionState::Granted,
                 leave_by,
-            } if scene.may_exit => Self::Exiting {
+            } if inputs.may_exit => Self::Exiting {
                 until: now,
                 leave_by,
                 restarts: true,
             },
             Self::HandingOver {
-                extension: hold,
+                extension,
                 leave_by,
             } if leave_by <= now => Self::Exiting {
                 until: now,
                 leave_by,
-                restarts: hold == LeaseExtensionState::Granted,
+                restarts: extension == LeaseExtensionState::Granted,
             },
             Self::Killing { leave_by, .. } if leave_by <= now => Self::Exiting {
                 until: now,
@@ -172,19 +175,17 @@ impl ShutdownPlan {
         }
     }
 
-    /// When time alone moves it on.
+    /// When time alone causes the next step.
     pub(super) fn wake_at(self) -> Option<BootTime> {
         match self {
             Self::Working | Self::DrainedByRelay => None,
-            Self::Draining {
-                finish_by: over_at, ..
-            } => Some(over_at),
+            Self::Draining { finish_by, .. } => Some(finish_by),
             Self::HandingOver { leave_by, .. } | Self::Killing { leave_by, .. } => Some(leave_by),
             Self::Exiting { until, .. } => Some(until),
         }
     }
 
-    /// What is left for the disk to take the last frames.
+    /// The time that is left to write the last frames.
     pub(super) fn write_time_left(self, now: BootTime) -> Duration {
         match self {
             Self::Exiting { leave_by, .. } => now.until(leave_by).max(MIN_WRITE_TIME),
@@ -221,16 +222,16 @@ mod tests {
 
     #[test]
     fn attempts_that_outlast_the_drain_are_handed_over() {
-        let course = WITH_EXTENSION.begin_drain(at(0));
-        assert_eq!(course.wake_at(), Some(at(28_000)));
-        assert_eq!(course.next(inputs_at(27_999, WITH_EXTENSION)), course);
-        let course = course.next(inputs_at(28_000, WITH_EXTENSION));
+        let plan = WITH_EXTENSION.begin_drain(at(0));
+        assert_eq!(plan.wake_at(), Some(at(28_000)));
+        assert_eq!(plan.next(inputs_at(27_999, WITH_EXTENSION)), plan);
+        let plan = plan.next(inputs_at(28_000, WITH_EXTENSION));
         let leave_by = at(30_300);
-        let hold = LeaseExtensionState::NotRequested;
+        let extension = LeaseExtensionState::NotRequested;
         assert_eq!(
-            course,
+            plan,
             ShutdownPlan::HandingOver {
-                extension: hold,
+                extension,
                 leave_by
             }
         );
@@ -243,7 +244,7 @@ mod tests {
             may_exit: true,
             ..inputs_at(28_100, WITH_EXTENSION)
         };
-        assert_eq!(course.next(ready), course, "told of what?");
+        assert_eq!(plan.next(ready), plan, "told of what?");
         let left = ShutdownPlan::Exiting {
             until: at(28_100),
             leave_by,
@@ -254,16 +255,16 @@ mod tests {
 
     #[test]
     fn a_silent_relay_does_not_delay_the_exit_past_the_deadline() {
-        let course = WITH_EXTENSION
+        let plan = WITH_EXTENSION
             .begin_drain(at(0))
             .next(inputs_at(28_000, WITH_EXTENSION));
-        assert_eq!(course.next(inputs_at(30_299, WITH_EXTENSION)), course);
+        assert_eq!(plan.next(inputs_at(30_299, WITH_EXTENSION)), plan);
         let left = ShutdownPlan::Exiting {
             until: at(30_300),
             leave_by: at(30_300),
             restarts: false,
         };
-        assert_eq!(course.next(inputs_at(30_300, WITH_EXTENSION)), left);
+        assert_eq!(plan.next(inputs_at(30_300, WITH_EXTENSION)), left);
         assert_eq!(left.write_time_left(at(30_300)), MIN_WRITE_TIME);
         assert_eq!(left.write_time_left(at(20_300)), Duration::from_secs(10));
     }
@@ -274,13 +275,13 @@ mod tests {
             lease_extension: Duration::ZERO,
             ..WITH_EXTENSION
         };
-        let course = killing.begin_drain(at(0));
-        let course = course.next(inputs_at(26_000, killing));
+        let plan = killing.begin_drain(at(0));
+        let plan = plan.next(inputs_at(26_000, killing));
         let killing_now = ShutdownPlan::Killing {
             kill_by: at(28_000),
             leave_by: at(30_300),
         };
-        assert_eq!(course, killing_now);
+        assert_eq!(plan, killing_now);
         let idle = ShutdownInputs {
             is_idle: true,
             ..inputs_at(27_000, killing)
@@ -290,7 +291,7 @@ mod tests {
             leave_by: at(30_300),
             restarts: false,
         };
-        assert_eq!(course.next(idle), left, "five seconds, but not beyond");
+        assert_eq!(plan.next(idle), left, "five seconds, but not beyond");
     }
 
     #[test]
@@ -304,9 +305,7 @@ mod tests {
             drain: Duration::ZERO,
             ..WITH_EXTENSION
         };
-        let course = none.begin_drain(at(0)).next(inputs_at(0, none));
-        assert!(
-            matches!(course, ShutdownPlan::HandingOver { leave_by, .. } if leave_by == at(300))
-        );
+        let plan = none.begin_drain(at(0)).next(inputs_at(0, none));
+        assert!(matches!(plan, ShutdownPlan::HandingOver { leave_by, .. } if leave_by == at(300)));
     }
 }

@@ -1,5 +1,6 @@
-//! The report on disk: how an attempt's processes ended, for whichever daemon comes to ask. Its space is taken
-//! before the child starts, so that a full disk cannot hide an end; until there is one it holds zeros.
+//! The report on disk: how an attempt's processes ended, for the current daemon or the next
+//! one. Its space is reserved before the child starts, so that it can be written on a full
+//! disk; until then it contains zeros.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,10 +16,10 @@ use crate::storage::atomic_file;
 use crate::storage::checked_record;
 use crate::storage::checked_record::CheckedRead;
 
-/// One block: what is written into it needs no new one.
+/// One block: writing into it needs no new one.
 const REPORT_BYTES: usize = 4096;
 
-/// The place that waits for the report.
+/// The reserved file for the report.
 #[derive(Debug)]
 pub(crate) struct ReportFile {
     file: File,
@@ -34,29 +35,29 @@ impl ReportFile {
             .open(path)?;
         match fallocate(&file, FallocateFlags::empty(), 0, REPORT_BYTES as u64) {
             Ok(()) => {}
-            // Some file systems cannot promise; zeros that are written are the next best.
+            // Some file systems cannot reserve space; writing zeros is the next best.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&[0; REPORT_BYTES], 0)?,
             Err(error) => return Err(error.into()),
         }
         Ok(Self { file })
     }
 
-    /// Writes the one report there will be, for whoever reads it as long as the machine runs.
+    /// Writes the report. It is readable at once, but not synced.
     pub(crate) fn write(&self, report: &Report) -> io::Result<()> {
         let mut record = Vec::new();
         if !checked_record::append_record(report, &mut record) || record.len() > REPORT_BYTES {
-            return Err(io::Error::other("the report is longer than its place"));
+            return Err(io::Error::other("the report is too long"));
         }
         self.file.write_all_at(&record, 0)
     }
 
-    /// Returns when it survives the machine.
+    /// Returns when the report is synced.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// The report, once there is one; `None` as long as there is not, or when its writing was cut short.
+/// The report; `None` before it was written, or when it was written only in part.
 pub fn read_report(path: &Path) -> io::Result<Option<Report>> {
     match atomic_file::read(path) {
         Ok(block) => Ok(decode_report(&block)),
@@ -81,7 +82,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         assert_eq!(read_report(&path).unwrap(), None);
-        let place = ReportFile::reserve(&path).unwrap();
+        let report_file = ReportFile::reserve(&path).unwrap();
         assert_eq!(read_report(&path).unwrap(), None);
         assert_eq!(std::fs::metadata(&path).unwrap().len(), REPORT_BYTES as u64);
         let report = Report {
@@ -89,7 +90,7 @@ mod tests {
             transcript_end: 12,
             ..Report::default()
         };
-        place.write(&report).unwrap();
+        report_file.write(&report).unwrap();
         assert_eq!(read_report(&path).unwrap(), Some(report.clone()));
         let whole = std::fs::read(&path).unwrap();
         let written = checked_record::HEADER_BYTES + report.encoded_len();
@@ -104,12 +105,12 @@ mod tests {
     fn a_report_that_is_too_long_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
-        let place = ReportFile::reserve(&path).unwrap();
+        let report_file = ReportFile::reserve(&path).unwrap();
         let report = Report {
             attempt_id: "a".repeat(REPORT_BYTES),
             ..Report::default()
         };
-        place.write(&report).unwrap_err();
+        report_file.write(&report).unwrap_err();
         assert_eq!(read_report(&path).unwrap(), None);
     }
 }

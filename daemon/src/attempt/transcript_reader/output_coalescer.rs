@@ -1,6 +1,6 @@
-//! Joins small reads into chunks: 4 KiB or 32 ms, whichever comes first, never more than 64 KiB, one
-//! kind per chunk, no byte lost or reordered. Pure. Thousands of tiny unread frames would make HTTP/2
-//! drop the connection.
+//! Joins small reads into chunks: 4 KiB or 32 ms, whichever comes first, never more than 64
+//! KiB, one kind per chunk, no byte lost or reordered. Pure. Thousands of tiny unread frames
+//! would make HTTP/2 drop the connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,8 +19,8 @@ const MAX_DELAY: Duration = Duration::from_millis(32);
 pub(crate) struct CoalescedChunk {
     pub(crate) label: OutputLabel,
     pub(crate) bytes: Bytes,
-    /// End of what it came from, as it was pushed with its last bytes. Of a read that makes several chunks only the
-    /// last one ends there; the others end where it began.
+    /// The transcript position up to which this chunk covers what was pushed. When one push
+    /// makes several chunks, only the last one ends there; the others end where the push began.
     pub(crate) end_position: u64,
 }
 
@@ -40,7 +40,7 @@ struct OpenChunk {
 }
 
 impl OutputCoalescer {
-    /// `span`: where in the transcript the bytes come from.
+    /// `span` is the part of the transcript that the bytes come from.
     pub(crate) fn push(
         &mut self,
         label: OutputLabel,
@@ -78,7 +78,7 @@ impl OutputCoalescer {
         self.ready.pop_front()
     }
 
-    /// The next chunk, due or not: at the end of the output.
+    /// The next chunk, due or not, for the end of the output.
     pub(crate) fn take_rest(&mut self) -> Option<CoalescedChunk> {
         self.close();
         self.ready.pop_front()

@@ -1,4 +1,5 @@
-//! Which jobs an attempt has for the disk, in which order, and what it says when the disk refuses them.
+//! Which disk jobs an attempt has, in which order, and which frames it sends when the disk
+//! refuses them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,8 +8,9 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, LeaseToken, RejectCode};
 use bytes::Bytes;
 
-use super::super::AcceptedDispatch;
+use super::super::{AcceptedDispatch, StopReason, SupervisedAttempt};
 use super::*;
+use crate::agents::DispatchRefusal;
 use crate::attempt::{AttemptPlan, ChildStdin};
 use crate::clock::BootTime;
 use crate::deadlines::DeadlineLimits;
@@ -66,29 +68,38 @@ pub(in crate::supervised_attempt) fn sample_dispatch() -> (AttemptId, AcceptedDi
     (id, offer)
 }
 
-pub(in crate::supervised_attempt) fn sent_bodies(held: &mut SupervisedAttempt) -> Vec<Body> {
-    let mut said = Vec::new();
-    while let Some(record) = held.outbox.next_unsent() {
+pub(in crate::supervised_attempt) fn sent_bodies(attempt: &mut SupervisedAttempt) -> Vec<Body> {
+    let mut bodies = Vec::new();
+    while let Some(record) = attempt.outbox.queue.next_unsent() {
         if let FrameRecord::Control { body, .. } = record {
-            said.extend(body.body.clone());
+            bodies.extend(body.body.clone());
         }
-        held.outbox.mark_sent();
+        attempt.mark_sent();
     }
-    said
+    bodies
 }
 
 pub(in crate::supervised_attempt) fn take_disk_jobs(
-    held: &mut SupervisedAttempt,
+    attempt: &mut SupervisedAttempt,
 ) -> Vec<OutboxJob> {
-    std::iter::from_fn(|| held.has_disk_job().then(|| held.next_disk_job()).flatten()).collect()
+    std::iter::from_fn(|| {
+        attempt
+            .has_disk_job()
+            .then(|| attempt.next_disk_job())
+            .flatten()
+    })
+    .collect()
 }
 
-/// Everything that was handed over is stored.
-pub(in crate::supervised_attempt) fn mark_stored(held: &mut SupervisedAttempt, jobs: &[OutboxJob]) {
+/// Marks everything that was submitted as stored.
+pub(in crate::supervised_attempt) fn mark_stored(
+    attempt: &mut SupervisedAttempt,
+    jobs: &[OutboxJob],
+) {
     for job in jobs {
         if let OutboxJob::Append { entries, .. } | OutboxJob::Replace { entries, .. } = job {
             let last = entries.last().unwrap().serial;
-            held.outbox.log_mut().on_durable(DurablePosition {
+            attempt.outbox.queue.log_mut().on_durable(DurablePosition {
                 written: last,
                 synced: last,
                 file_bytes: 0,
@@ -101,80 +112,80 @@ pub(in crate::supervised_attempt) fn mark_stored(held: &mut SupervisedAttempt, j
 fn an_attempt_that_cannot_be_stored_is_refused() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
-    let mut held = SupervisedAttempt::accept(offer, &clock);
-    assert!(sent_bodies(&mut held).is_empty(), "nothing is promised yet");
-    let handed = take_disk_jobs(&mut held);
+    let mut attempt = SupervisedAttempt::accept(offer, &clock);
+    assert!(sent_bodies(&mut attempt).is_empty(), "nothing is sent yet");
+    let jobs = take_disk_jobs(&mut attempt);
     assert!(
         matches!(
-            handed[..],
+            jobs[..],
             [OutboxJob::Begin { .. }, OutboxJob::Append { .. }]
         ),
-        "{handed:?}"
+        "{jobs:?}"
     );
     assert_eq!(
-        held.on_disk_failed(StopReason::DiskFull, &clock),
+        attempt.on_disk_failed(StopReason::DiskFull, &clock),
         Some(id),
-        "what there is of it goes"
+        "its directory is removed"
     );
-    let said = sent_bodies(&mut held);
-    let [Body::Rejected(rejected)] = &said[..] else {
-        panic!("{said:?}")
+    let bodies = sent_bodies(&mut attempt);
+    let [Body::Rejected(rejected)] = &bodies[..] else {
+        panic!("{bodies:?}")
     };
     assert_eq!(rejected.code(), RejectCode::DiskFull);
-    assert!(!held.has_disk_job() && !held.needs_repair() && !held.uses_slot());
+    assert!(!attempt.has_disk_job() && !attempt.needs_repair() && !attempt.uses_slot());
 }
 
 #[test]
 fn a_terminal_frame_is_sent_from_memory_and_stored_later() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
-    let mut held = SupervisedAttempt::accept(offer, &clock);
-    let handed = take_disk_jobs(&mut held);
-    mark_stored(&mut held, &handed);
-    assert_eq!(sent_bodies(&mut held).len(), 1);
-    held.return_unstarted(&DispatchRefusal::not_confirmed(), &clock);
-    assert_eq!(take_disk_jobs(&mut held).len(), 1);
+    let mut attempt = SupervisedAttempt::accept(offer, &clock);
+    let jobs = take_disk_jobs(&mut attempt);
+    mark_stored(&mut attempt, &jobs);
+    assert_eq!(sent_bodies(&mut attempt).len(), 1);
+    attempt.return_unstarted(&DispatchRefusal::not_confirmed(), &clock);
+    assert_eq!(take_disk_jobs(&mut attempt).len(), 1);
     assert!(
-        sent_bodies(&mut held).is_empty(),
-        "the disk has not answered"
+        sent_bodies(&mut attempt).is_empty(),
+        "the disk has not reported"
     );
-    assert_eq!(held.on_disk_failed(StopReason::DiskFull, &clock), None);
-    assert!(matches!(sent_bodies(&mut held)[..], [Body::Rejected(_)]));
-    assert!(held.needs_repair() && !held.has_disk_job());
-    let repair = held.repair_job().unwrap();
+    assert_eq!(attempt.on_disk_failed(StopReason::DiskFull, &clock), None);
+    assert!(matches!(sent_bodies(&mut attempt)[..], [Body::Rejected(_)]));
+    assert!(attempt.needs_repair() && !attempt.has_disk_job());
+    let repair = attempt.repair_job().unwrap();
     assert!(matches!(&repair, OutboxJob::Replace { id: of, .. } if *of == id));
-    assert!(!held.needs_repair(), "one is on its way");
-    mark_stored(&mut held, &[repair]);
-    assert_eq!(held.outbox_location.dir_id(), Some(id));
+    assert!(!attempt.needs_repair(), "one is submitted");
+    mark_stored(&mut attempt, &[repair]);
+    assert_eq!(attempt.dir_id(), Some(id));
 }
 
 #[test]
 fn frames_of_an_earlier_daemon_are_kept_when_the_disk_fails() {
     let clock = Clock::manual(BootTime::from_millis(0));
     let (id, offer) = sample_dispatch();
-    let mut held = SupervisedAttempt::accept(offer, &clock);
-    let handed = take_disk_jobs(&mut held);
-    let Some(OutboxJob::Append { entries, .. }) = handed.into_iter().next_back() else {
-        panic!("it was to be appended")
+    let mut attempt = SupervisedAttempt::accept(offer, &clock);
+    let jobs = take_disk_jobs(&mut attempt);
+    let Some(OutboxJob::Append { entries, .. }) = jobs.into_iter().next_back() else {
+        panic!("no append job")
     };
-    held.outbox = FrameOutbox::restore(OUTPUT_LIMIT, entries);
-    let found = OutboxFilePrefix {
+    attempt.outbox.queue = FrameOutbox::restore(OUTPUT_LIMIT, entries);
+    let prefix = OutboxFilePrefix {
         length: 1,
         serial: 1,
     };
-    held.outbox_location = OutboxLocation::Existing { id, prefix: found };
+    attempt.outbox.location = OutboxLocation::Existing { id, prefix };
     assert!(matches!(
-        take_disk_jobs(&mut held)[..],
+        take_disk_jobs(&mut attempt)[..],
         [OutboxJob::Resume { .. }, OutboxJob::Append { .. }]
     ));
     assert_eq!(
-        held.on_disk_failed(StopReason::DiskFull, &clock),
+        attempt.on_disk_failed(StopReason::DiskFull, &clock),
         None,
         "its directory stays"
     );
     assert!(matches!(
-        sent_bodies(&mut held)[..],
+        sent_bodies(&mut attempt)[..],
         [Body::Accepted(_), Body::Rejected(_)]
     ));
-    assert!(held.needs_repair());
+    assert!(attempt.needs_repair());
 }

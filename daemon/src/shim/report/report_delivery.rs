@@ -1,5 +1,5 @@
-//! The last steps of a shim. The report is there for whoever looks before anything waits for the disk: a daemon that
-//! gives up on a slow one finds it all the same.
+//! The last steps of a shim. The report is readable before anything waits for the disk, so that
+//! a daemon that gives up on a slow disk still finds it.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -8,40 +8,40 @@ use std::time::Duration;
 use baton_proto::worker::{FromShim, Report, from_shim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::SOCKET_FILE;
-use super::daemon_connection::DaemonConnection;
-use super::report_file::ReportFile;
+use super::ReportFile;
 use crate::clock::Clock;
+use crate::shim::SOCKET_FILE;
+use crate::shim::daemon_connection::DaemonConnection;
 
-/// How long the last message may take to leave. The same report is on the disk.
+/// The time limit for sending the last message. The same report is on the disk.
 const REPORT_SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two looks at a connection that does not take it.
+/// Between two tries to send to a connection that is full.
 const POLL_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
 
-/// Writes the report, does `between`, and returns when the report is on the disk. What `between` syncs is there by then,
-/// so that no result survives a power cut that its output does not.
-pub(super) fn store_report(
-    place: &ReportFile,
+/// Writes the report, calls `between`, and returns when the report is synced. What `between`
+/// syncs is on the disk by then, so that no result survives a power failure without its output.
+pub(in crate::shim) fn store_report(
+    report_file: &ReportFile,
     report: &Report,
     between: impl FnOnce(),
 ) -> io::Result<()> {
-    let written = place.write(report);
+    let written = report_file.write(report);
     between();
-    written.and_then(|()| place.sync())
+    written.and_then(|()| report_file.sync())
 }
 
-/// Whoever comes from now on finds nobody, and the report in the shim's place.
-pub(super) fn close_listener(listener: UnixListener) {
-    // A name that stays leads to nobody all the same.
+/// From now on a connection is refused, and the report is there instead of the shim.
+pub(in crate::shim) fn close_listener(listener: UnixListener) {
+    // A socket file that cannot be removed refuses connections all the same.
     let _ = std::fs::remove_file(SOCKET_FILE);
     drop(listener);
 }
 
-/// Tells the daemon, if it takes it in time.
-pub(super) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
+/// Sends the report to the daemon, within a time limit.
+pub(in crate::shim) fn send_report(mut peer: DaemonConnection, report: Report, clock: &Clock) {
     let until = clock.now().after(REPORT_SEND_TIMEOUT);
     peer.push_message(&FromShim {
         message: Some(from_shim::Message::Report(report)),
@@ -65,13 +65,16 @@ mod tests {
     fn the_report_is_readable_before_it_is_synced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
-        let place = ReportFile::reserve(&path).unwrap();
+        let report_file = ReportFile::reserve(&path).unwrap();
         let report = Report {
             transcript_end: 7,
             ..Report::default()
         };
         let found = Cell::new(None);
-        store_report(&place, &report, || found.set(read_report(&path).unwrap())).unwrap();
+        store_report(&report_file, &report, || {
+            found.set(read_report(&path).unwrap())
+        })
+        .unwrap();
         assert_eq!(found.into_inner(), Some(report));
     }
 }
