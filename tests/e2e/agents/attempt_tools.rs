@@ -129,7 +129,11 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
     let (task, access) = fixture.submit_until_running("own").await;
     let tools = fixture.start_mcp(&access).await;
     assert_eq!(tools.list_tools().await.len(), 14);
-    assert!(tools.instructions().contains("daemon holds its lease for you"));
+    assert!(
+        tools
+            .instructions()
+            .contains("daemon holds its lease for you")
+    );
     let own = tools.call_tool("task_get", json!({})).await.into_content();
     assert_eq!(own["task"]["taskId"], json!(task.task_id));
     assert_eq!(own["task"]["goal"], json!("wait for own"));

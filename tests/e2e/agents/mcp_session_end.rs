@@ -117,7 +117,9 @@ async fn a_client_that_disconnects_leaves_its_task_blocked_at_its_checkpoint() {
         .attention
         .expect("a parked task has an attention record");
     assert!(
-        attention.reason.contains("closed the connection to its tools"),
+        attention
+            .reason
+            .contains("closed the connection to its tools"),
         "{attention:?}"
     );
     // Any agent of the scope can pick the task up at once.
@@ -149,7 +151,9 @@ async fn every_signal_that_stops_the_server_leaves_its_task_blocked() {
             "{kind:?}: {:?}",
             elapsed_since(began)
         );
-        fixture.assert_blocked(&task_id, "received a stop signal").await;
+        fixture
+            .assert_blocked(&task_id, "received a stop signal")
+            .await;
     }
 }
 
