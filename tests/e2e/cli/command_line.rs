@@ -204,7 +204,7 @@ async fn daemon_check_reports_every_problem_at_once() {
         "[agents.lint]",
         "\"src\"",
         "git",
-        "key.pem holds no certificate",
+        "key.pem contains no certificate",
     ] {
         assert!(
             output.stdout.contains(expected),
