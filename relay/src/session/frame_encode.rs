@@ -17,6 +17,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::fault::FrameFault;
+use super::fence_code::fence_code;
 use super::session_attempts::AttemptAck;
 use crate::api::error::fault::ApiFault;
 use crate::api::error::status;
@@ -431,61 +432,6 @@ fn rejection_fault(code: Rejection, unmet: Vec<UnmetRequirement>) -> ApiFault {
         code.into()
     } else {
         ApiFault::MissingFiles(unmet)
-    }
-}
-
-/// The fence code of a rejection. Every code that could reveal something about attempts of
-/// others is sent as unknown.
-fn fence_code(code: Rejection) -> v1::FenceCode {
-    match code {
-        Rejection::LeaseExpired => v1::FenceCode::LeaseExpired,
-        Rejection::Superseded => v1::FenceCode::Superseded,
-        Rejection::StaleAttempt => v1::FenceCode::StaleAttempt,
-        Rejection::TaskTerminal | Rejection::AlreadyFinished => v1::FenceCode::TaskTerminal,
-        Rejection::BadProof => v1::FenceCode::BadProof,
-        Rejection::StaleIncarnation => v1::FenceCode::StaleIncarnation,
-        Rejection::NotLeased => v1::FenceCode::NotLeased,
-        Rejection::UnknownTask
-        | Rejection::UnknownAttempt
-        | Rejection::UnknownInput
-        | Rejection::UnknownDaemon
-        | Rejection::AmbiguousDaemon
-        | Rejection::UnknownSession
-        | Rejection::DaemonConnected
-        | Rejection::DaemonHolds
-        | Rejection::NotFinished
-        | Rejection::BeingCanceled
-        | Rejection::QueueFull(_)
-        | Rejection::TenantQueueFull(_)
-        | Rejection::IdempotencyConflict
-        | Rejection::NoDaemon
-        | Rejection::NotPaused
-        | Rejection::NotClaimable
-        | Rejection::AlreadyTaken
-        | Rejection::DispatchLimit
-        | Rejection::InputClosed
-        | Rejection::AnswerConflict
-        | Rejection::WrongOrder
-        | Rejection::Gap
-        | Rejection::TooManyTools
-        | Rejection::TooManyInputs
-        | Rejection::TooManyPauses
-        | Rejection::DuplicateInput
-        | Rejection::DuplicateTool
-        | Rejection::UnknownTool
-        | Rejection::ContractUnmet
-        | Rejection::ReasonMissing
-        | Rejection::RateLimited
-        | Rejection::NotHeld
-        | Rejection::NotOpen
-        | Rejection::NotBegun
-        | Rejection::UnsafeRetry
-        | Rejection::Unreadable
-        | Rejection::OutputGap
-        | Rejection::BeingEnded
-        | Rejection::AlreadyParked
-        | Rejection::NotParked
-        | Rejection::HandedOff => v1::FenceCode::UnknownAttempt,
     }
 }
 

@@ -6,6 +6,7 @@
 //! and the end of a session ends no attempt.
 
 mod fault;
+mod fence_code;
 mod frame_decode;
 mod frame_encode;
 mod handshake;
@@ -13,6 +14,7 @@ mod hello;
 mod hello_admission;
 mod inbound_frames;
 mod outbound_messages;
+mod output_frame;
 mod session_attempts;
 mod unknown_values;
 
@@ -45,7 +47,7 @@ pub use fault::{FrameFault, LinkFault};
 pub(crate) use frame_decode::{artifact, sanitized_text, usage};
 pub(crate) use frame_encode::FrameEncoder;
 pub(crate) use hello_admission::HelloAdmission;
-pub(crate) use inbound_frames::VISIBLE_BIT;
+pub(crate) use output_frame::VISIBLE_BIT;
 
 /// Limit of encoded frames that wait for the wire. When it is reached, the session takes no
 /// more messages, and the dispatcher closes the session when its own queue is full as well.

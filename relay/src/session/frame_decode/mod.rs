@@ -4,15 +4,14 @@
 //! A fault names the field, so that the author of a daemon sees what to fix. It never ends the
 //! stream.
 
+mod field_checks;
 #[cfg(test)]
 mod tests;
-
-use std::sync::Arc;
 
 use baton_core::goal::completion_contract::FoundArtifact;
 use baton_core::goal::progress;
 use baton_core::goal::progress::{GoalReport, SanitizedText};
-use baton_core::ids::{AttemptId, Incarnation, InputId, TaskId};
+use baton_core::ids::{AttemptId, Incarnation, TaskId};
 use baton_core::io::session_input::{
     CanceledBody, CompletedBody, ErroredBody, FrameBody, FrameRef, LeaseToken, MachineLoad,
     ProcessTermination,
@@ -20,23 +19,24 @@ use baton_core::io::session_input::{
 use baton_core::record::{
     FailureCode, LifecyclePhase, ProcessExitStatus, RejectCode, TokenUsage, WorkspaceReport,
 };
-use baton_core::redaction;
 use baton_core::time::WallTime;
 use baton_proto::ShortName;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::{codes, v1};
-use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest, Sha256};
+
+pub(crate) use field_checks::sanitized_text;
+use field_checks::{
+    TEXT_MAX, bytes, check_count, check_size, clip, clipped_text, id, input_id,
+    message_with_stderr, not_blank, timeline_note, tool_id,
+};
 
 use super::fault::FrameFault;
 use crate::api::wire;
 use crate::api::wire::enums;
 
-/// Longest free text that is stored. Longer text is cut at a character boundary.
-const TEXT_MAX: usize = 4096;
-const NOTE_MAX: usize = 256;
-pub(super) const TOOL_ID_MAX: usize = 256;
+pub(super) use field_checks::TOOL_ID_MAX;
 const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
 const ARTIFACTS_MAX: usize = baton_validation::PATHS_MAX;
@@ -416,86 +416,4 @@ pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundArtifact {
         resolved: clipped_text(&sent.resolved_path),
         problem: clipped_text(&sent.problem),
     }
-}
-
-fn id(field: &'static str, sent: &str) -> Result<uuid::Uuid, FrameFault> {
-    let parsed = sent
-        .parse::<TaskId>()
-        .map_err(|_| FrameFault::MalformedId(field))?;
-    Ok(parsed.0)
-}
-
-fn input_id(sent: &str) -> Result<InputId, FrameFault> {
-    sent.parse()
-        .map_err(|_| FrameFault::MalformedId("input_id"))
-}
-
-fn tool_id(sent: &str) -> Result<Arc<str>, FrameFault> {
-    not_blank("tool_call_id", sent)?;
-    check_size("tool_call_id", sent.len(), TOOL_ID_MAX)?;
-    Ok(sent.into())
-}
-
-fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
-    if sent.trim().is_empty() {
-        Err(FrameFault::Blank(field))
-    } else {
-        Ok(())
-    }
-}
-
-/// Limits the length of a list. Lists are processed on the dispatch loop, so a list may not be
-/// longer than what is stored of it.
-fn check_count(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
-    if count <= limit {
-        Ok(())
-    } else {
-        Err(FrameFault::TooMany {
-            field,
-            count,
-            limit,
-        })
-    }
-}
-
-fn check_size(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
-    if size <= limit {
-        Ok(())
-    } else {
-        Err(FrameFault::TooLong { field, size, limit })
-    }
-}
-
-/// Appends the end of the agent's standard error to the message that operators read.
-fn message_with_stderr(message: &str, tail: &str) -> Option<Arc<str>> {
-    let tail = redaction::redact(tail.trim());
-    if tail.is_empty() {
-        return sanitized_text(message);
-    }
-    let tail = &tail[tail.ceil_char_boundary(tail.len().saturating_sub(TEXT_MAX / 2))..];
-    sanitized_text(&format!("{message}; stderr: {tail}"))
-}
-
-/// Free text for display, without secrets. They are redacted before the text is cut, because a
-/// cut could leave half a secret.
-pub(crate) fn sanitized_text(sent: &str) -> Option<Arc<str>> {
-    clipped_text(&redaction::redact(sent))
-}
-
-fn clipped_text(sent: &str) -> Option<Arc<str>> {
-    (!sent.is_empty()).then(|| clip(sent).into())
-}
-
-/// A note in the timeline. It is short because a record contains hundreds of them.
-fn timeline_note(sent: &str) -> Option<Arc<str>> {
-    let clean = redaction::redact(sent);
-    (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())
-}
-
-fn clip(sent: &str) -> &str {
-    &sent[..sent.floor_char_boundary(TEXT_MAX)]
-}
-
-fn bytes(sent: &Bytes) -> Option<Arc<[u8]>> {
-    (!sent.is_empty()).then(|| sent.as_ref().into())
 }

@@ -2,6 +2,7 @@
 //! frame changes nothing, no task is left without a timer, and every written record can be read
 //! back.
 
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

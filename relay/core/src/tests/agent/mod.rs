@@ -2,5 +2,6 @@
 
 pub(crate) mod lease_call;
 pub(crate) mod lease_grant;
+pub(crate) mod lease_survival;
 pub(crate) mod pick_up;
 pub(crate) mod repeated_call;
