@@ -47,8 +47,8 @@ impl DataTransfers {
     }
 
     pub(crate) fn acquire(&self) -> Result<OwnedSemaphorePermit, ApiFault> {
-        let place = Arc::clone(&self.running).try_acquire_owned();
-        place.map_err(|_| ApiFault::TransferBusy)
+        let permit = Arc::clone(&self.running).try_acquire_owned();
+        permit.map_err(|_| ApiFault::TransferBusy)
     }
 }
 
@@ -59,13 +59,12 @@ impl Api {
         request: &v1::ExportRequest,
     ) -> Result<ResponseStream<v1::ExportResponse>, ApiFault> {
         require_all_tenants(who)?;
-        let place = self.transfers.acquire()?;
+        let permit = self.transfers.acquire()?;
         let (api, options) = (self.clone(), self.export_options(request));
         tracing::info!(by = %who.name, ?options, "export begins");
         self.open_stream(who, |feed| {
             run_on_own_thread("relay-export", move || {
-                let _place = place;
-                api.run_export(options, feed)
+                api.run_export(options, permit, feed)
             })
         })
     }
@@ -81,6 +80,7 @@ impl Api {
     fn run_export(
         &self,
         options: ExportOptions,
+        permit: OwnedSemaphorePermit,
         feed: StreamSender<v1::ExportResponse>,
     ) -> Result<(), ApiFault> {
         use v1::export_response::Item;
@@ -103,6 +103,9 @@ impl Api {
             archive::write_export(&self.archive_source(&output), options, chunks, &mut watch);
         let (exported, _) = exported.map_err(|error| export_fault(&error))?;
         tracing::info!(bytes = exported.bytes, trailer = ?exported.trailer, "export made");
+        // Released before the last message: a client that has received it may start the next
+        // transfer at once and must not be refused with `transfer_busy`.
+        drop(permit);
         send(Item::Trailer(export_trailer(&exported)));
         Ok(())
     }
@@ -113,12 +116,11 @@ impl Api {
         request: &v1::VerifyRequest,
     ) -> Result<ResponseStream<v1::VerifyResponse>, ApiFault> {
         require_all_tenants(who)?;
-        let place = self.transfers.acquire()?;
+        let permit = self.transfers.acquire()?;
         let (api, with_output) = (self.clone(), request.include_output);
         self.open_stream(who, |feed| {
             run_on_own_thread("relay-verify", move || {
-                let _place = place;
-                api.run_verify(with_output, &feed)
+                api.run_verify(with_output, permit, &feed)
             })
         })
     }
@@ -126,6 +128,7 @@ impl Api {
     fn run_verify(
         &self,
         with_output: bool,
+        permit: OwnedSemaphorePermit,
         feed: &StreamSender<v1::VerifyResponse>,
     ) -> Result<(), ApiFault> {
         use v1::verify_response::Item;
@@ -149,6 +152,8 @@ impl Api {
         let output_dir = with_output.then_some(output_dir.as_path());
         let summary = archive::verify_source(&self.archive_source(&output), output_dir, &mut watch);
         let summary = summary.map_err(|error| verify_fault(&error))?;
+        // Released before the last message, as in `run_export`.
+        drop(permit);
         send(Item::Summary(v1::VerifySummary {
             records: summary.records,
             findings: summary.findings,

@@ -37,31 +37,36 @@ impl Api {
     ) -> Result<ResponseStream<v1::ImportResponse>, ApiFault> {
         require_all_tenants(&who)?;
         self.check_disk_space()?;
-        let place = self.transfers.acquire()?;
+        let permit = self.transfers.acquire()?;
         // Asked again when it counts; here it saves the upload.
         if !self.read_store(|reader| reader.has_no_task()).await? {
             return Err(ApiFault::RelayNotEmpty);
         }
         tracing::info!(by = %who.name, "import begins");
         let api = self.clone();
-        self.open_stream(&who, |feed| api.run_import(chunks, place, feed))
+        self.open_stream(&who, |feed| api.run_import(chunks, permit, feed))
     }
 
     async fn run_import(
         self,
         chunks: Streaming<v1::ImportRequest>,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
         feed: StreamSender<v1::ImportResponse>,
     ) -> Result<(), ApiFault> {
         let (upload, file) =
             ImportUpload::begin(&self.transfers.data_dir).map_err(|error| import_fault(&error))?;
         self.receive_upload(chunks, file, &feed).await?;
         let (api, watcher) = (self.clone(), feed.clone());
-        let staged =
-            run_on_own_thread("relay-import", move || api.stage_upload(upload, &watcher)).await?;
+        // The thread owns the permit: if the client leaves, the thread still removes its files,
+        // and the next import must not begin in the same directory before that.
+        let staged = run_on_own_thread("relay-import", move || {
+            let staged = api.stage_upload(upload, &watcher)?;
+            Ok((staged, permit))
+        });
+        let (staged, permit) = staged.await?;
         let (outcome, imported) = oneshot::channel();
         let (told, heard) = oneshot::channel();
-        tokio::spawn(self.replace_data(staged, place, outcome, heard));
+        tokio::spawn(self.replace_data(staged, permit, outcome, heard));
         let imported = imported.await.map_err(|_| ApiFault::Internal)??;
         send_item(&feed, Item::Summary(imported)).await?;
         drop(told);
@@ -127,7 +132,7 @@ impl Api {
     async fn replace_data(
         self,
         staged: StagedImport,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
         outcome: oneshot::Sender<Result<v1::ImportSummary, ApiFault>>,
         heard: oneshot::Receiver<()>,
     ) {
@@ -135,6 +140,11 @@ impl Api {
             Ok(true) => {}
             refused => {
                 let fault = refused.map_or_else(ApiFault::from, |_| ApiFault::RelayNotEmpty);
+                // Released before the client sees the fault, so that its next transfer is not
+                // refused with `transfer_busy`. The files go first: the next import uses the same
+                // directory.
+                drop(staged);
+                drop(permit);
                 let _ = outcome.send(Err(fault)); // The client may have gone.
                 return;
             }
@@ -144,7 +154,8 @@ impl Api {
         let _ = outcome.send(finished); // The client may have gone.
         // Ends when the client was told, or will not be.
         let _ = heard.await;
-        drop(place);
+        // Kept until here: the relay restarts now, so no other transfer may begin before that.
+        drop(permit);
         self.transfers.restart.cancel();
         self.stop.cancel();
     }
