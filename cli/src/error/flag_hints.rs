@@ -101,9 +101,9 @@ mod tests {
         assert_eq!(hint_with_flags("unknown_task", "", hint.clone()), hint);
         let text = replace_fields_with_flags("spec.prompt", "spec.prompt is missing");
         assert_eq!(text, "--prompt is missing");
-        let two = "spec.profile_name cannot stand together with spec.profile";
+        let two = "spec.profile_name cannot be combined with spec.profile";
         let text = replace_fields_with_flags("spec.profile_name", two);
-        assert_eq!(text, "--profile cannot stand together with --deadline");
+        assert_eq!(text, "--profile cannot be combined with --deadline");
         let plain = "no daemon with this id or name";
         assert_eq!(replace_fields_with_flags("", plain), plain);
     }

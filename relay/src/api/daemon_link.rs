@@ -1,4 +1,4 @@
-//! The daemons' service: hands an authenticated stream to its session.
+//! The `DaemonLink` service: passes an authenticated stream to its session.
 
 use baton_proto::v1;
 use baton_proto::v1::daemon_link_server::DaemonLink;

@@ -1,4 +1,5 @@
-//! The daemons as operators see them: those of the caller's tenant and the shared ones.
+//! The `Fleet` service: operators list, drain, disconnect and forget the daemons of their tenant
+//! and the shared ones.
 
 use std::sync::Arc;
 
@@ -85,11 +86,11 @@ impl Api {
     ) -> Result<v1::ListDaemonsResponse, ApiFault> {
         let size = paging::page_size(request.page_size)?;
         validate::count("states", request.states.len(), limits::MAX_FILTER_STATES)?;
-        let asked = request
+        let states = request
             .states
             .iter()
             .map(|number| validate::enumeration("states", *number));
-        let states: Vec<v1::DaemonState> = asked.collect::<ValidationResult<_>>()?;
+        let states: Vec<v1::DaemonState> = states.collect::<ValidationResult<_>>()?;
         let conditions: Vec<u8> = states
             .iter()
             .flat_map(|s| (*s as i32).to_be_bytes())
@@ -134,7 +135,7 @@ impl Api {
         Ok(views)
     }
 
-    /// By id, or by a name that only one daemon has.
+    /// Finds the daemon by its id, or by a name that only one daemon has.
     async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, ApiFault> {
         let (scope, named) = (who.scope.clone(), daemon_ref(named)?);
         let mut view = self.dispatcher.request(ShowDaemon { scope, named }).await?;
@@ -205,7 +206,7 @@ impl Api {
         reason: Arc<str>,
     ) -> Result<v1::Daemon, ApiFault> {
         let (scope, by) = (drain_scope(who), actor(who));
-        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "an operator's word on a daemon");
+        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "operator command on a daemon");
         let operate = OperateDaemon {
             scope,
             daemon,
@@ -225,7 +226,7 @@ impl Api {
         let reason = required_reason(&request.reason)?;
         let daemon = self.daemon_id_by_name(&who, &request.daemon).await?;
         let (scope, by) = (drain_scope(&who), actor(&who));
-        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "a daemon is to be forgotten");
+        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "operator forgets a daemon");
         let forget = ForgetDaemon {
             scope,
             daemon,
@@ -238,31 +239,31 @@ impl Api {
         })
     }
 
-    /// Daemons of the caller that operators had forgotten, newest first.
+    /// Forgotten daemons in the caller's scope, newest first.
     fn forgotten_daemons(&self, who: &Principal) -> Vec<v1::ForgottenDaemon> {
         let record = self.reader.forgotten_daemons().unwrap_or_default();
         let newest_first = record.daemons.iter().rev();
-        let theirs = newest_first.filter(|one| is_in_scope(who, &one.scope));
-        theirs.map(forgotten_daemon).collect()
+        let visible = newest_first.filter(|one| is_in_scope(who, &one.scope));
+        visible.map(forgotten_daemon).collect()
     }
 
-    /// What was done to daemons of the caller, newest first.
+    /// Operator commands on daemons in the caller's scope, newest first.
     fn daemon_changes(&self, who: &Principal) -> Vec<v1::DaemonChange> {
         let record = self.reader.daemon_changes().unwrap_or_default();
         let newest_first = record.changes.iter().rev();
-        let theirs = newest_first.filter(|one| is_in_scope(who, &one.scope));
-        theirs.map(daemon_change).collect()
+        let visible = newest_first.filter(|one| is_in_scope(who, &one.scope));
+        visible.map(daemon_change).collect()
     }
 }
 
-/// By id, or by name.
+/// Parses an id; any other text is taken as a name.
 fn daemon_ref(named: &str) -> ValidationResult<DaemonRef> {
     validate::not_blank("daemon", named, limits::NAME)?;
     let id = named.parse::<DaemonId>();
     Ok(id.map_or_else(|_| DaemonRef::Name(named.into()), DaemonRef::Id))
 }
 
-/// A tenant's operator drains its own daemons; the core refuses the shared ones.
+/// The scope of a command. The core refuses commands of a single tenant on shared daemons.
 fn drain_scope(who: &Principal) -> TenantScope {
     who.scope.clone()
 }
@@ -274,14 +275,15 @@ fn is_in_scope(who: &Principal, scope: &TenantScope) -> bool {
     }
 }
 
-/// A shared daemon's attempts may be anybody's.
+/// Removes the attempts of a shared daemon for callers of one tenant: they may belong to other
+/// tenants.
 fn hide_foreign(who: &Principal, view: &mut DaemonView) {
     if who.scope != TenantScope::All && view.record.scope == TenantScope::All {
         view.held_attempts.clear();
     }
 }
 
-/// Lists are by name, then id.
+/// Lists are sorted by name, then id.
 fn page_position(view: &DaemonView) -> Vec<u8> {
     let mut bytes = view.record.name.as_bytes().to_vec();
     bytes.push(0);
@@ -313,7 +315,7 @@ fn forgotten_daemon(one: &ForgottenDaemon) -> v1::ForgottenDaemon {
 }
 
 fn daemon_change(one: &DaemonChange) -> v1::DaemonChange {
-    let standing = |one: DaemonCondition| v1::DaemonStanding {
+    let condition = |one: DaemonCondition| v1::DaemonStanding {
         drained: one.drained,
         connected: one.connected,
     };
@@ -327,8 +329,8 @@ fn daemon_change(one: &DaemonChange) -> v1::DaemonChange {
         name: one.name.to_string(),
         tenant: tokens::scope_text(&one.scope),
         operation: operation.into(),
-        before: Some(standing(one.before)),
-        after: Some(standing(one.after)),
+        before: Some(condition(one.before)),
+        after: Some(condition(one.after)),
         changed_at: Some(timestamp(one.at)),
         by: one.by.to_string(),
         reason: one.reason.to_string(),
@@ -337,7 +339,7 @@ fn daemon_change(one: &DaemonChange) -> v1::DaemonChange {
 
 fn daemon_message(view: &DaemonView) -> v1::Daemon {
     let record = &view.record;
-    let mark = record.drained.as_ref();
+    let drain = record.drained.as_ref();
     v1::Daemon {
         daemon_id: record.daemon.to_string(),
         name: record.name.to_string(),
@@ -365,9 +367,9 @@ fn daemon_message(view: &DaemonView) -> v1::Daemon {
         created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
         consecutive_failures: view.consecutive_failures,
-        drain_reason: mark.map_or_else(String::new, |mark| mark.reason.to_string()),
-        drained_by: mark.map_or_else(String::new, |mark| mark.by.to_string()),
-        drained_at: mark.map(|mark| timestamp(mark.since)),
+        drain_reason: drain.map_or_else(String::new, |drain| drain.reason.to_string()),
+        drained_by: drain.map_or_else(String::new, |drain| drain.by.to_string()),
+        drained_at: drain.map(|drain| timestamp(drain.since)),
         tenant: tokens::scope_text(&record.scope),
         workspaces: record.workspaces.clone(),
         ..v1::Daemon::default()

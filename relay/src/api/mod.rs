@@ -1,7 +1,8 @@
-//! The clients' side of the relay: gRPC handlers, checks of shape, conversions and errors.
+//! The gRPC API: handlers, request checks, conversions and errors.
 //!
-//! Order in every handler: the principal (from the authentication layer), shape, look-up within the principal's tenant,
-//! one request to the dispatcher. Nothing here decides about tasks, and a refused request writes nothing.
+//! Every handler works in the same order: the principal (from the authentication layer), checks
+//! of the request, lookups within the principal's tenant, one request to the dispatcher.
+//! Decisions about tasks are made in the core only, and a refused request writes nothing.
 
 mod agents;
 mod daemon_link;
@@ -36,7 +37,7 @@ use error::fault::ApiFault;
 use operator::export::DataTransfers;
 use request::streams::LiveStreamLimits;
 
-/// Everything the handlers use. Clones share it; one is behind each gRPC service.
+/// The state of all handlers. Clones share it; each gRPC service has one.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     pub(crate) dispatcher: Dispatcher,
@@ -51,14 +52,15 @@ pub(crate) struct Api {
     pub(crate) session_context: SessionContext,
     pub(crate) stream_limits: LiveStreamLimits,
     pub(crate) started_at: WallTime,
-    /// The relay is going away: streams end, nothing new is taken.
+    /// Cancelled when the relay stops: streams end, and new work is refused.
     pub(crate) stop: CancellationToken,
     pub(crate) transfers: DataTransfers,
     pub(crate) space: SpaceStatus,
 }
 
 impl Api {
-    /// Asked before anything is taken that makes the data grow. What ends work or takes it back is always taken.
+    /// Called before any request that adds data. Requests that end or cancel work are accepted even
+    /// if the disk is full.
     fn check_disk_space(&self) -> Result<(), ApiFault> {
         if self.space.accepts_work() {
             Ok(())
@@ -67,27 +69,27 @@ impl Api {
         }
     }
 
-    /// Reads the store off the async threads: a read may wait for the disk.
+    /// Reads the store on a blocking thread, because a read may wait for the disk.
     async fn read_store<T: Send + 'static>(
         &self,
         read: impl FnOnce(&RecordReader) -> T + Send + 'static,
     ) -> Result<T, ApiFault> {
         let reader = self.reader.clone();
-        let found = tokio::task::spawn_blocking(move || read(&reader)).await;
-        let found = found.map_err(|error| {
-            tracing::error!(%error, "a read of the store failed");
+        let value = tokio::task::spawn_blocking(move || read(&reader)).await;
+        let value = value.map_err(|error| {
+            tracing::error!(%error, "reading the store failed");
             ApiFault::Internal
         })?;
-        // What was read may be ahead of the disk; nobody is told of it before it is durable.
+        // The value may be newer than the last sync. It must be durable before a client sees it.
         self.reader
             .wait_durable()
             .await
             .map_err(|_| ApiFault::Stopping)?;
-        Ok(found)
+        Ok(value)
     }
 }
 
-/// Runs one unary call: who asks, what they ask, and a fault's one way to become a status.
+/// Runs one unary call with its principal, and converts a fault to a status.
 async fn run_unary<Q, A, F>(
     request: Request<Q>,
     call: impl FnOnce(Principal, Q) -> F,
@@ -102,11 +104,11 @@ where
         .map_err(|fault| error::status::status(&fault))
 }
 
-/// The layer put it there; a call without one never reaches a handler that asks.
+/// The principal that the authentication layer has set. Calls without one do not reach a handler.
 fn principal<Q>(request: &Request<Q>) -> Result<Principal, Status> {
     let principal = request.extensions().get::<Principal>().cloned();
     principal.ok_or_else(|| {
-        tracing::error!("a call reached its handler without a principal");
+        tracing::error!("call reached its handler without a principal");
         error::status::status(&ApiFault::Internal)
     })
 }
@@ -119,13 +121,13 @@ fn actor(principal: &Principal) -> RequestActor {
     }
 }
 
-/// Empty is no reason. Without credentials, like all words that are kept about work.
+/// An empty reason counts as none. Credentials are redacted, as in all stored texts about tasks.
 fn optional_reason(reason: String) -> Result<Option<Arc<str>>, ApiFault> {
     let reason = request::validate::optional("reason", reason, request::limits::REASON)?;
     Ok(reason.map(|reason| redaction::redact(&reason).into()))
 }
 
-/// Checked before anything is looked up.
+/// Must be called before any lookup.
 fn required_reason(reason: &str) -> Result<Arc<str>, ApiFault> {
     request::validate::not_blank("reason", reason, request::limits::REASON)?;
     Ok(redaction::redact(reason).into())

@@ -1,4 +1,5 @@
-//! The loop itself: what wakes it, what it takes in one turn, and how effects become appends and sends.
+//! The dispatch loop: what wakes it, how much it handles in one turn, and how effects become
+//! journal appends and deliveries.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,13 +30,15 @@ use crate::store::{CommitSeq, Journal, StoreChange};
 use crate::task_watchers::TaskWatchers;
 use crate::telemetry::Telemetry;
 
-/// Inputs of one turn, at least. Frames come first and get more, or submissions would starve the completions that make room.
+/// Inputs of one turn. Frames go first and get more, because submissions must not delay the
+/// completions that free slots.
 const FRAMES_PER_TURN: usize = 512;
 const REQUESTS_PER_TURN: usize = 128;
-/// Writes of one append, about: several appends share a sync anyway.
+/// Approximate number of writes of one append. Larger appends save little, because several appends
+/// share one sync.
 const WRITES_PER_APPEND: usize = 256;
 
-/// Who hears what became durable. None of them may hold the loop back.
+/// The receivers of durable changes. None of them may block the loop.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishTargets {
     pub(crate) watchers: TaskWatchers,
@@ -58,10 +61,10 @@ impl PublishTargets {
     }
 }
 
-/// Everything the loop owns or uses, handed over at start.
+/// Everything that the loop owns or uses.
 pub(crate) struct DispatchLoopParts {
     pub(crate) core: Core,
-    /// What recovery decided; performed like any other effects.
+    /// The effects of recovery; handled like any other effects.
     pub(crate) initial_effects: Effects,
     pub(crate) journal: Journal,
     pub(crate) reader: RecordReader,
@@ -83,22 +86,22 @@ pub(crate) struct DispatchLoop {
     requests: mpsc::Receiver<DispatcherRequest>,
     gate: DurabilityGate<CommitSeq, Delivery>,
     sessions: HashMap<SessionId, mpsc::Sender<SessionDelivery>>,
-    /// Direct writes whose callers wait for their commit.
+    /// Callers of direct writes that wait for the commit.
     direct_writes: Vec<(CommitSeq, oneshot::Sender<Result<(), RequestRefusal>>)>,
-    /// Frames whose windows are free again with their commit.
+    /// Permits of frames, released when their commit is durable.
     frame_permits: Vec<(CommitSeq, InFlightPermit)>,
     pending: PendingEffects,
-    /// No request is taken any more: the relay is about to start again with other data.
+    /// Whether requests are refused because the relay is about to restart with imported data.
     stopped_accepting: bool,
 }
 
-/// Effects of this turn that were not handed to the journal yet.
+/// Effects of this turn that were not appended to the journal yet.
 #[derive(Default)]
 struct PendingEffects {
     writes: Vec<RecordChange>,
     tasks: Vec<TaskId>,
     deliveries: Vec<GatedDelivery>,
-    /// Changes that are no business of the core, and who waits for them.
+    /// Record changes that bypass the core, and their waiting callers.
     direct_changes: Vec<StoreChange>,
     direct_waiters: Vec<oneshot::Sender<Result<(), RequestRefusal>>>,
     frame_permits: Vec<InFlightPermit>,
@@ -109,7 +112,7 @@ enum LoopWake {
     Request(DispatcherRequest),
     Deadline,
     Durable,
-    /// The store has caught up.
+    /// The journal accepts requests again.
     JournalHasRoom,
     StoreGone,
 }
@@ -118,18 +121,18 @@ impl DispatchLoop {
     pub(crate) fn new(parts: DispatchLoopParts) -> (Self, Dispatcher) {
         let DispatchLoopParts {
             core,
-            initial_effects: first,
+            initial_effects,
             journal,
             reader,
             bodies,
             clock,
-            id_source: mint,
-            publish_targets: audience,
+            id_source,
+            publish_targets,
         } = parts;
         let (dispatcher, frames, requests) = Dispatcher::new(
             bodies,
             reader.store().clone(),
-            audience.telemetry.lookups().clone(),
+            publish_targets.telemetry.lookups().clone(),
         );
         let durable = reader.store().subscribe();
         let mut this = Self {
@@ -138,8 +141,8 @@ impl DispatchLoop {
             durable,
             reader,
             clock,
-            id_source: mint,
-            publish_targets: audience,
+            id_source,
+            publish_targets,
             frames,
             requests,
             gate: DurabilityGate::default(),
@@ -149,11 +152,11 @@ impl DispatchLoop {
             pending: PendingEffects::default(),
             stopped_accepting: false,
         };
-        this.collect(first);
+        this.collect(initial_effects);
         (this, dispatcher)
     }
 
-    /// Runs until `stop`; then finishes what is on its way to the disk and closes the journal.
+    /// Runs until `stop`, then waits for all pending commits and closes the journal.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         self.append_and_deliver();
         while !stop.is_cancelled() {
@@ -170,20 +173,21 @@ impl DispatchLoop {
         self.finish().await;
     }
 
-    /// Waits for the next thing to do. Safe to drop: each branch takes only what it returns.
+    /// Waits for the next event. Cancel-safe: each branch removes only what it returns.
     async fn wake(&mut self) -> LoopWake {
         let deadline = self.core.next_deadline();
         let clock = self.clock.clone();
         let room = self.journal.has_room();
         tokio::select! {
             biased;
-            // Commits first: they free the sends that clients and daemons wait for.
+            // Commits first: clients and daemons wait for the deliveries that they release.
             changed = self.durable.changed() => if changed.is_ok() { LoopWake::Durable } else { LoopWake::StoreGone },
             Some(frame) = self.frames.recv() => LoopWake::Frame(frame),
             () = sleep_until(&clock, deadline) => LoopWake::Deadline,
-            // A store that falls behind holds back new requests; heartbeats and ends of attempts still get through.
+            // If the store falls behind, only new requests wait. Heartbeats and ends of attempts
+            // are still handled.
             Some(request) = self.requests.recv(), if room => LoopWake::Request(request),
-            roomy = self.journal.wait_for_room(), if !room => if roomy.is_ok() { LoopWake::JournalHasRoom } else { LoopWake::StoreGone },
+            ready = self.journal.wait_for_room(), if !room => if ready.is_ok() { LoopWake::JournalHasRoom } else { LoopWake::StoreGone },
         }
     }
 
@@ -196,8 +200,9 @@ impl DispatchLoop {
             | LoopWake::JournalHasRoom
             | LoopWake::StoreGone => {}
         }
-        // Frames that have arrived are handled before any deadline, all of them: a busy loop must not expire a lease that
-        // was renewed. What arrives meanwhile waits for the next turn, or time would stand still under load.
+        // All frames that have arrived are handled before any deadline: a busy loop must not
+        // expire a lease whose renewal is queued. Frames that arrive meanwhile wait for the next
+        // turn, or deadlines would never be checked under load.
         let arrived = self.frames.len().max(FRAMES_PER_TURN);
         for _ in 0..arrived {
             let Ok(frame) = self.frames.try_recv() else {
@@ -238,9 +243,9 @@ impl DispatchLoop {
             HolderMessage::SuspendDispatch { suspended } => {
                 self.handle(CoreInput::SuspendDispatch { suspended });
             }
-            HolderMessage::Frame { frame, pass } => {
+            HolderMessage::Frame { frame, permit } => {
                 self.handle(SessionInput::Frame(frame).into());
-                self.pending.frame_permits.push(pass);
+                self.pending.frame_permits.push(permit);
             }
             HolderMessage::AgentLeaseCall(command) => self.take_command(command),
         }
@@ -249,14 +254,14 @@ impl DispatchLoop {
     fn take_request(&mut self, request: DispatcherRequest) {
         match request {
             DispatcherRequest::Command(command) => self.take_command(command),
-            // The caller may have gone.
+            // Sending fails if the caller has gone.
             DispatcherRequest::WriteRecords { done, .. } if self.stopped_accepting => {
                 drop(done.send(Err(RequestRefusal::Stopping)))
             }
-            DispatcherRequest::StopAccepting { retired } => {
+            DispatcherRequest::StopAccepting { stopped } => {
                 self.append_pending();
                 self.stopped_accepting |= self.reader.has_no_task();
-                let _ = retired.send(self.stopped_accepting); // The caller may have gone.
+                let _ = stopped.send(self.stopped_accepting); // The caller may have gone.
             }
             DispatcherRequest::WriteRecords { changes, done } => {
                 self.append_pending();
@@ -286,10 +291,11 @@ impl DispatchLoop {
     }
 
     fn handle(&mut self, input: CoreInput) {
-        // The store does not know this turn's writes yet, and the core has let go of what they finished.
+        // The core no longer has a task that ended in this turn, and the store does not contain the
+        // pending writes yet. They are appended first, so that the command finds the task.
         let ended_now =
             |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
-        // The same goes for progress that was added in this turn.
+        // The same applies to progress that was added in this turn.
         let added_now = input
             .progress_task()
             .is_some_and(|task| self.pending.tasks.contains(&task));
@@ -305,37 +311,37 @@ impl DispatchLoop {
 
     fn collect(&mut self, effects: Effects) {
         let Effects {
-            changes: writes,
-            deliveries: sends,
-            metrics: counts,
+            changes,
+            deliveries,
+            metrics,
         } = effects;
-        self.publish_targets.telemetry.add_counts(&counts);
-        for task in writes.iter().filter_map(RecordChange::task) {
+        self.publish_targets.telemetry.add_counts(&metrics);
+        for task in changes.iter().filter_map(RecordChange::task) {
             if self.pending.tasks.last() != Some(&task) {
                 self.pending.tasks.push(task);
             }
         }
-        self.pending.writes.extend(writes);
-        self.pending.deliveries.extend(sends);
+        self.pending.writes.extend(changes);
+        self.pending.deliveries.extend(deliveries);
         if self.pending.writes.len() >= WRITES_PER_APPEND {
             self.append_pending();
         }
     }
 
-    /// Hands this turn's changes to the journal, then admits its sends.
+    /// Appends this turn's changes to the journal, then passes its deliveries to the gate.
     fn append_and_deliver(&mut self) {
         self.append_pending();
-        // All that this turn's frames wrote was handed in by now, at the latest as the last.
+        // Every write of this turn's frames is in this append or an earlier one.
         let last = self.journal.last();
         self.frame_permits.extend(
             self.pending
                 .frame_permits
                 .drain(..)
-                .map(|pass| (last, pass)),
+                .map(|permit| (last, permit)),
         );
-        for outgoing in std::mem::take(&mut self.pending.deliveries) {
-            if let Some(send) = self.gate.admit(outgoing) {
-                self.deliver(send);
+        for gated in std::mem::take(&mut self.pending.deliveries) {
+            if let Some(delivery) = self.gate.admit(gated) {
+                self.deliver(delivery);
             }
         }
     }
@@ -353,7 +359,8 @@ impl DispatchLoop {
         let Some(commit) = last else {
             return;
         };
-        // Where it took several, what depends on an earlier one waits for the last; they are synced together anyway.
+        // With several appends, deliveries wait for the last one. The appends are synced together
+        // anyway.
         self.gate.note_appended(commit);
         for task in self.pending.tasks.drain(..) {
             self.gate.note_task_write(task, commit);
@@ -370,18 +377,19 @@ impl DispatchLoop {
         match self.journal.append(changes) {
             Ok(commit) => commit,
             Err(error) => {
-                // Memory is now ahead of what can ever be stored; only a restart brings them together again.
-                tracing::error!(%error, "the journal refused an append; stopping");
+                // The core's state contains changes that can never be stored. Only a restart
+                // from the store makes both equal again.
+                tracing::error!(%error, "journal append failed; aborting");
                 std::process::abort();
             }
         }
     }
 
-    /// Performs what the newest durable commit allows.
+    /// Releases everything that waited for the newest durable commit.
     fn release_durable(&mut self) {
         let durable = *self.durable.borrow_and_update();
-        for send in self.gate.release(durable) {
-            self.deliver(send);
+        for delivery in self.gate.release(durable) {
+            self.deliver(delivery);
         }
         for (_, done) in self
             .direct_writes
@@ -392,8 +400,8 @@ impl DispatchLoop {
         self.frame_permits.retain(|(commit, _)| *commit > durable);
     }
 
-    fn deliver(&mut self, send: Delivery) {
-        match send {
+    fn deliver(&mut self, delivery: Delivery) {
+        match delivery {
             Delivery::Reply(reply) => reply.send(),
             Delivery::ToSession { session, message } => {
                 self.send_to_session(session, SessionDelivery::Message(message))
@@ -414,7 +422,7 @@ impl DispatchLoop {
             return;
         };
         if let Err(mpsc::error::TrySendError::Full(_)) = messages.try_send(message) {
-            tracing::warn!(session_id = %session, "a daemon does not read its stream; closing it");
+            tracing::warn!(session_id = %session, "daemon does not read its stream; closing the session");
             self.sessions.remove(&session);
         }
     }
@@ -424,7 +432,7 @@ impl DispatchLoop {
         self.sessions.remove(&session);
     }
 
-    /// Nothing new is taken; what was taken becomes durable and is answered.
+    /// Accepts nothing new. Accepted requests become durable and are answered.
     async fn finish(mut self) {
         self.frames.close();
         self.requests.close();
@@ -439,7 +447,7 @@ impl DispatchLoop {
         let journal = self.journal;
         let closed = tokio::task::spawn_blocking(move || journal.close()).await;
         if !matches!(closed, Ok(Ok(()))) {
-            tracing::error!("the store did not close cleanly; the next start recovers");
+            tracing::error!("store did not close cleanly; the next start recovers it");
         }
     }
 }
@@ -453,6 +461,6 @@ async fn sleep_until(clock: &RelayClock, deadline: Option<baton_core::time::Mono
 
 impl std::fmt::Debug for DispatchLoop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loop").finish_non_exhaustive()
+        f.debug_struct("DispatchLoop").finish_non_exhaustive()
     }
 }

@@ -1,14 +1,16 @@
-//! How much one holder may have on its way to the disk. The loop takes whatever arrives, and the store makes it wait at its
-//! hard limit; so whoever tells of work, and could do so as fast as the wire carries it, is made to wait before.
+//! Limits on what one daemon or caller may have in flight to the disk. The loop accepts
+//! everything that arrives, and the store blocks the loop at its hard limit. So senders of
+//! frames and goal updates, which could be as fast as the network, wait here before that.
 //!
-//! | who | on its way at once | beyond that |
+//! | sender | in flight at once | beyond that |
 //! |---|---|---|
-//! | one daemon's stream | 1,024 control frames, of which a word about the goal counts 32 | its stream is not read |
-//! | one credential, by calls | 32 words about the goal | 1,024 calls wait in turn, more are refused |
-//! | all of them together | 128 words about the goal | they wait in turn |
+//! | one daemon's stream | 1,024 frames; a goal update counts as 32 | its stream is not read |
+//! | calls of one credential | 32 goal updates | up to 1,024 calls wait, more are refused |
+//! | all together | 128 goal updates | they wait in order |
 //!
-//! Something is on its way until its commit is durable. Words about the goal count for more because each of them stores the
-//! whole progress of its task, up to some 500 KiB, in an append of its own. Heartbeats, holds and output are in no window.
+//! A message is in flight until its commit is durable. A goal update counts more because it
+//! stores the whole progress of its task, up to about 500 KiB, in its own append. Heartbeats,
+//! lease extensions and output are not limited here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +25,7 @@ const GOAL_UPDATES_PER_CALLER: usize = 32;
 const CALLS_PER_CALLER: usize = 1_024;
 const GOAL_UPDATES_TOTAL: usize = 128;
 
-/// Shared by all who speak to one loop.
+/// The limits of one dispatch loop. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightLimits {
     goal_updates: Arc<Semaphore>,
@@ -36,14 +38,14 @@ struct CallerLimits {
     calls: usize,
 }
 
-/// One daemon's stream.
+/// The limit of one daemon's stream.
 #[derive(Debug)]
 pub(crate) struct FrameWindow {
     frames: Arc<Semaphore>,
     goal_updates: Arc<Semaphore>,
 }
 
-/// The right to have something on its way; given back when it is dropped.
+/// Permission to have one message in flight; released on drop.
 #[derive(Debug)]
 pub(crate) struct InFlightPermit {
     _own: Option<OwnedSemaphorePermit>,
@@ -51,14 +53,14 @@ pub(crate) struct InFlightPermit {
     _call: Option<CountedCall>,
 }
 
-/// A caller's call, waiting or on its way.
+/// One call of a caller, waiting or in flight.
 #[derive(Debug)]
 struct CountedCall {
     limits: InFlightLimits,
     token: TokenId,
 }
 
-/// Too many calls of this caller wait.
+/// The limit of waiting calls of one caller is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooManyCalls;
 
@@ -79,18 +81,18 @@ impl InFlightLimits {
         }
     }
 
-    /// Waits for its turn to say something about a goal. Safe to drop.
+    /// Waits until a goal update of this caller may be sent. Cancel-safe.
     pub(crate) async fn acquire_call(
         &self,
         token: TokenId,
     ) -> Result<InFlightPermit, TooManyCalls> {
         let (call, own) = self.count_call(token)?;
-        // Neither is ever closed.
+        // The semaphores are never closed.
         let own = own.acquire_owned().await.ok();
-        let word = Arc::clone(&self.goal_updates).acquire_owned().await.ok();
+        let goal_update = Arc::clone(&self.goal_updates).acquire_owned().await.ok();
         Ok(InFlightPermit {
             _own: own,
-            _goal_update: word,
+            _goal_update: goal_update,
             _call: Some(call),
         })
     }
@@ -105,17 +107,14 @@ impl InFlightLimits {
             return Err(TooManyCalls);
         }
         caller.calls += 1;
-        let pace = self.clone();
-        Ok((
-            CountedCall {
-                limits: pace,
-                token,
-            },
-            Arc::clone(&caller.goal_updates),
-        ))
+        let call = CountedCall {
+            limits: self.clone(),
+            token,
+        };
+        Ok((call, Arc::clone(&caller.goal_updates)))
     }
 
-    // Every change is complete before a panic can happen.
+    // A poisoned lock is usable: no change can panic halfway.
     fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, CallerLimits>> {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,22 +133,26 @@ impl Drop for CountedCall {
 }
 
 impl FrameWindow {
-    /// Waits until this frame may go on. Safe to drop.
+    /// Waits until this frame may be sent to the loop. Cancel-safe.
     pub(crate) async fn acquire(&self, body: &FrameBody) -> InFlightPermit {
-        let is_word = is_goal_update(body);
-        let counts = if is_word { GOAL_UPDATE_WEIGHT } else { 1 };
-        // Neither is ever closed.
+        let is_goal_update = is_goal_update(body);
+        let weight = if is_goal_update {
+            GOAL_UPDATE_WEIGHT
+        } else {
+            1
+        };
+        // The semaphores are never closed.
         let own = Arc::clone(&self.frames)
-            .acquire_many_owned(counts)
+            .acquire_many_owned(weight)
             .await
             .ok();
-        let word = match is_word {
+        let goal_update = match is_goal_update {
             true => Arc::clone(&self.goal_updates).acquire_owned().await.ok(),
             false => None,
         };
         InFlightPermit {
             _own: own,
-            _goal_update: word,
+            _goal_update: goal_update,
             _call: None,
         }
     }
@@ -208,61 +211,66 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_waits_for_its_own_words_and_nobody_elses() {
-        let pace = InFlightLimits::default();
-        let (busy, other) = (pace.frame_window(), pace.frame_window());
-        let mut passes: Vec<InFlightPermit> = (0..32)
+    fn a_stream_waits_only_for_its_own_goal_updates() {
+        let limits = InFlightLimits::default();
+        let (busy, other) = (limits.frame_window(), limits.frame_window());
+        let mut permits: Vec<InFlightPermit> = (0..32)
             .map_while(|_| poll_now(busy.acquire(&goal_update())))
             .collect();
-        assert_eq!(passes.len(), 32);
+        assert_eq!(permits.len(), 32);
         assert!(poll_now(busy.acquire(&goal_update())).is_none());
         assert!(
             poll_now(busy.acquire(&FrameBody::Started)).is_none(),
-            "behind its words, in their order"
+            "other frames wait behind the goal updates, in order"
         );
-        let theirs =
-            poll_now(other.acquire(&goal_update())).expect("another stream's word goes on");
+        let other_permit =
+            poll_now(other.acquire(&goal_update())).expect("the other stream does not wait");
         assert!(poll_now(other.acquire(&FrameBody::Started)).is_some());
-        drop((passes.pop(), theirs));
+        drop((permits.pop(), other_permit));
         assert!(poll_now(busy.acquire(&FrameBody::Started)).is_some());
     }
 
     #[test]
-    fn all_streams_together_wait_for_words_and_for_nothing_else() {
-        let pace = InFlightLimits::default();
+    fn all_streams_share_one_limit_for_goal_updates_only() {
+        let limits = InFlightLimits::default();
         let windows: Vec<FrameWindow> = (0..GOAL_UPDATES_TOTAL)
-            .map(|_| pace.frame_window())
+            .map(|_| limits.frame_window())
             .collect();
-        let passes: Vec<InFlightPermit> = windows
+        let permits: Vec<InFlightPermit> = windows
             .iter()
             .filter_map(|window| poll_now(window.acquire(&goal_update())))
             .collect();
-        assert_eq!(passes.len(), GOAL_UPDATES_TOTAL);
-        let late = pace.frame_window();
+        assert_eq!(permits.len(), GOAL_UPDATES_TOTAL);
+        let late = limits.frame_window();
         assert!(poll_now(late.acquire(&goal_update())).is_none());
         assert!(poll_now(late.acquire(&FrameBody::Started)).is_some());
-        drop(passes);
+        drop(permits);
         assert!(poll_now(late.acquire(&goal_update())).is_some());
     }
 
     #[test]
-    fn a_callers_calls_wait_in_turn_and_too_many_of_them_are_refused() {
-        let pace = InFlightLimits::default();
-        let mut at_once: Vec<InFlightPermit> = (0..GOAL_UPDATES_PER_CALLER)
-            .map(|_| poll_now(pace.acquire_call(token(1))).unwrap().unwrap())
+    fn calls_of_one_caller_wait_in_order_and_too_many_are_refused() {
+        let limits = InFlightLimits::default();
+        let mut in_flight: Vec<InFlightPermit> = (0..GOAL_UPDATES_PER_CALLER)
+            .map(|_| poll_now(limits.acquire_call(token(1))).unwrap().unwrap())
             .collect();
         let mut waiting: Vec<_> = (GOAL_UPDATES_PER_CALLER..CALLS_PER_CALLER)
-            .map(|_| Box::pin(pace.acquire_call(token(1))))
+            .map(|_| Box::pin(limits.acquire_call(token(1))))
             .collect();
         assert!(waiting.iter_mut().all(|call| poll_now(call).is_none()));
         assert_eq!(
-            poll_now(pace.acquire_call(token(1))).unwrap().unwrap_err(),
+            poll_now(limits.acquire_call(token(1)))
+                .unwrap()
+                .unwrap_err(),
             TooManyCalls
         );
-        assert!(poll_now(pace.acquire_call(token(2))).unwrap().is_ok());
-        at_once.pop();
-        assert!(poll_now(&mut waiting[0]).is_some(), "the first that waited");
-        drop((at_once, waiting));
-        assert!(pace.lock().is_empty(), "who has gone takes no memory");
+        assert!(poll_now(limits.acquire_call(token(2))).unwrap().is_ok());
+        in_flight.pop();
+        assert!(
+            poll_now(&mut waiting[0]).is_some(),
+            "the oldest waiting call proceeds"
+        );
+        drop((in_flight, waiting));
+        assert!(limits.lock().is_empty(), "an idle caller uses no memory");
     }
 }

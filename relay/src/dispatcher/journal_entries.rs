@@ -1,4 +1,5 @@
-//! From the core's writes to the journal's appends. A task that moved twice since the last append is stored once, as it is now.
+//! Converts the core's record changes to journal entries. A task that changed twice since the last
+//! append is stored once, in its newest state.
 
 use std::collections::HashMap;
 
@@ -8,17 +9,17 @@ use baton_core::io::effects::RecordChange;
 use crate::records;
 use crate::store::StoreChange;
 
-/// Changes of one append; the journal bounds an entry at 1 MiB.
+/// Target size of one append; the journal limits an entry to 1 MiB.
 const APPEND_BYTES: usize = 512 * 1024;
 
-/// The changes of a turn, cut into appends. A record that is written again in the same turn is stored once, as long as all is one
-/// append: only then can no crash come between the two.
+/// Splits the changes of a turn into appends. A record that is written twice is stored once, but
+/// only if all changes fit into one append: only then can no crash separate the two.
 pub(super) fn journal_entries(writes: &[RecordChange]) -> Vec<Vec<StoreChange>> {
     let newest = newest_records(writes);
     let is_newest = |(index, write): &(usize, &RecordChange)| !matches!(write, RecordChange::PutLive(record) if newest.get(&record.task) != Some(index));
-    let kept = writes.iter().enumerate().filter(is_newest);
+    let newest_writes = writes.iter().enumerate().filter(is_newest);
     let mut all = Vec::with_capacity(writes.len() + 8);
-    kept.for_each(|(_, write)| records::append_changes(write, &mut all));
+    newest_writes.for_each(|(_, write)| records::append_changes(write, &mut all));
     if all.iter().map(StoreChange::size).sum::<usize>() <= APPEND_BYTES {
         return if all.is_empty() {
             Vec::new()
@@ -36,7 +37,7 @@ fn is_record(write: &RecordChange) -> bool {
     )
 }
 
-/// Where each task's record was last written.
+/// The index of the last write of each task's record.
 fn newest_records(writes: &[RecordChange]) -> HashMap<TaskId, usize> {
     let record = |(index, write): (usize, &RecordChange)| match write {
         RecordChange::PutLive(record)
@@ -60,16 +61,17 @@ fn newest_records(writes: &[RecordChange]) -> HashMap<TaskId, usize> {
     writes.iter().enumerate().filter_map(record).collect()
 }
 
-/// Every write, in appends of about the usual size. Writes of one task that stand together stay together up to its record, unless
-/// they may go ahead of it; tasks do not depend on each other, and neither do two changes of one.
+/// All writes in order, in appends of about the target size. Adjacent writes of one task up to
+/// its record stay in one append, unless they may be committed before the record. Different
+/// tasks, and two changes of one task, do not depend on each other.
 fn entries_in_order(writes: &[RecordChange]) -> Vec<Vec<StoreChange>> {
     let (mut entries, mut entry, mut bytes) = (Vec::new(), Vec::new(), 0);
-    let together = |one: &RecordChange, next: &RecordChange| {
+    let belong_together = |one: &RecordChange, next: &RecordChange| {
         one.task() == next.task() && !one.may_commit_early() && !is_record(one)
     };
-    for together in writes.chunk_by(together) {
-        let mut changes = Vec::with_capacity(together.len() + 1);
-        together
+    for group in writes.chunk_by(belong_together) {
+        let mut changes = Vec::with_capacity(group.len() + 1);
+        group
             .iter()
             .for_each(|write| records::append_changes(write, &mut changes));
         let more = changes.iter().map(StoreChange::size).sum::<usize>();
@@ -129,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_again_before_it_is_handed_over_is_stored_once() {
+    fn a_record_written_twice_before_an_append_is_stored_once() {
         let live = |task, revision| RecordChange::PutLive(record(task, revision, 0));
         let done = |task, revision| RecordChange::PutDone(record(task, revision, 0));
-        // The first task runs on, the second ends: a put, and a put with a delete.
+        // The first task keeps running: one put. The second ends: a put and a delete.
         let writes = [live(1, 1), live(2, 1), live(1, 2), live(2, 2), done(2, 3)];
         let entries = journal_entries(&writes);
         assert_eq!(keys(&entries), [3]);
@@ -147,21 +149,21 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_reopened_keeps_the_removal_of_its_end() {
+    fn a_reopened_task_still_deletes_its_finished_record() {
         let reopened = RecordChange::Reopen(record(1, 2, 0));
         let writes = [reopened, RecordChange::PutLive(record(1, 3, 0))];
         assert_eq!(keys(&journal_entries(&writes)), [3]);
     }
 
     #[test]
-    fn no_two_changes_of_one_task_are_forced_into_one_append() {
+    fn large_changes_of_one_task_go_into_separate_appends() {
         let large = 500 * 1024;
         let writes = [1, 2, 3].map(|revision| RecordChange::PutDone(record(1, revision, large)));
         assert_eq!(journal_entries(&writes).len(), 3);
     }
 
     #[test]
-    fn what_does_not_fit_into_one_append_is_written_whole_and_in_order() {
+    fn changes_beyond_one_append_are_all_written_in_order() {
         let large = 200 * 1024;
         let writes: Vec<RecordChange> = (1..=4)
             .map(|revision| {

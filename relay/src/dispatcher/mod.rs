@@ -1,16 +1,17 @@
-//! The dispatcher: one task owns the core, and everything that changes a task passes through it.
+//! The dispatcher: one async task owns the core, and every change of a task goes through it.
 //!
 //! ```text
-//! loop { take what waits (daemon frames before client requests)
-//!        core.handle(input, now) -> writes, sends
-//!        hand the writes to the journal as one append
-//!        send what depends on nothing that is still on its way to the disk }
+//! loop { take the queued inputs (daemon frames before client requests)
+//!        core.handle(input, now) -> changes, deliveries
+//!        append the changes to the journal
+//!        deliver what does not depend on a pending write }
 //! ```
 //!
-//! Why one owner: there is one linear history, no lock, and the whole relay can be driven by a made-up stream of inputs.
-//! It does not wait for the disk: it goes on handling while the committer syncs, and the `Gate` holds back each
-//! send until the write it depends on is durable. The cost: one core's worth of decisions per relay. If that is ever
-//! too little, tasks can be sharded by id.
+//! One owner gives one linear history without locks, and tests can drive the whole relay with a
+//! generated sequence of inputs. The loop does not wait for the disk: it continues while the
+//! committer syncs, and the `DurabilityGate` delays each delivery until the write that it
+//! depends on is durable. The cost is that one CPU core makes all decisions of a relay. If that
+//! is ever too slow, tasks can be sharded by id.
 
 mod dispatch_loop;
 mod in_flight_limits;
@@ -34,11 +35,13 @@ use in_flight_limits::{InFlightLimits, InFlightPermit, TooManyCalls};
 pub(crate) use dispatch_loop::{DispatchLoop, DispatchLoopParts, PublishTargets};
 pub(crate) use in_flight_limits::FrameWindow;
 
-/// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
+/// Daemon frames that wait for the loop. If it is full, the session waits and does not read its
+/// stream.
 const FRAME_QUEUE: usize = 4096;
-/// Client requests that wait for the loop. Full: the caller waits, under its own deadline.
+/// Client requests that wait for the loop. If it is full, the caller waits, up to its own deadline.
 const REQUEST_QUEUE: usize = 2048;
-/// Messages that wait for one session. Full: the session is closed; a daemon that does not read is not alive.
+/// Messages that wait for one session. If it is full, the session is closed: a daemon that does
+/// not read its stream counts as dead.
 pub(crate) const SESSION_QUEUE: usize = 16_384;
 
 /// A handle to the loop. Clones share it.
@@ -52,29 +55,29 @@ pub struct Dispatcher {
     in_flight_limits: InFlightLimits,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestRefusal {
     #[error("{}", .0.explain())]
     Rejected(Rejection),
-    /// The relay is going away; nothing was done.
-    #[error("the relay is stopping; try again when it is back")]
+    /// The relay is stopping; the request was not handled.
+    #[error("the relay is stopping; try again after its restart")]
     Stopping,
-    /// The request was taken and the relay stopped before its outcome was known.
+    /// The request was accepted, and the relay stopped before the reply.
     #[error(
-        "the relay stopped before the outcome was known; ask again with the same idempotency key"
+        "the relay stopped before the outcome was known; repeat the request with the same idempotency key"
     )]
     OutcomeUnknown,
-    #[error("the disk is full; try again when there is room")]
+    #[error("the disk is full; free disk space and try again")]
     DiskFull,
-    /// So many words of this caller about goals wait to be stored.
-    #[error("too many updates of this caller wait to be stored")]
+    /// The limit of waiting goal updates of this caller is reached.
+    #[error("too many updates of this caller are waiting to be stored")]
     TooManyUpdates,
-    #[error("a long body could not be stored: {0}")]
+    #[error("storing a long body failed: {0}")]
     BodyNotStored(Arc<str>),
 }
 
-/// What holders of leases tell the loop.
+/// Messages to the loop from lease holders: the sessions of daemons, and agents.
 pub(crate) enum HolderMessage {
     Opened {
         session: SessionId,
@@ -82,20 +85,21 @@ pub(crate) enum HolderMessage {
         messages: mpsc::Sender<SessionDelivery>,
     },
     Input(SessionInput),
-    /// The shell's disk is nearly full, or has room again.
+    /// The relay's disk is nearly full, or has free space again.
     SuspendDispatch {
         suspended: bool,
     },
-    /// The window that let it through is free again when what follows from it is durable.
+    /// The permit is released when the frame's changes are durable.
     Frame {
         frame: Box<AttemptFrame>,
-        pass: InFlightPermit,
+        permit: InFlightPermit,
     },
-    /// A call about a lease that its caller holds itself: heard with the frames, for it renews or ends an attempt.
+    /// A call of an agent about its own lease. It uses the queue of frames, because it renews or
+    /// ends an attempt and must not wait behind requests.
     AgentLeaseCall(Box<dyn QueuedCommand>),
 }
 
-/// What the loop tells a session.
+/// A message from the loop to a session.
 #[derive(Debug)]
 pub(crate) enum SessionDelivery {
     Message(DaemonMessage),
@@ -104,34 +108,35 @@ pub(crate) enum SessionDelivery {
 
 type ReplyReceiver<C> = oneshot::Receiver<Result<<C as Command>::Reply, RequestRefusal>>;
 
-/// What a client's call asks of the loop.
+/// A request of a client's call to the loop.
 enum DispatcherRequest {
     Command(Box<dyn QueuedCommand>),
-    /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
+    /// Writes records that bypass the core (tokens, profiles), in order with all other writes.
     WriteRecords {
         changes: Vec<StoreChange>,
         done: oneshot::Sender<Result<(), RequestRefusal>>,
     },
-    /// Take nothing more, if nothing was ever submitted; the answer says whether that is so.
+    /// Stop accepting requests if the relay has no task. The reply is whether it stopped.
     StopAccepting {
-        retired: oneshot::Sender<bool>,
+        stopped: oneshot::Sender<bool>,
     },
 }
 
-/// A command that waits for the loop, whatever its type.
+/// A queued command of any type.
 pub(crate) trait QueuedCommand: Send {
-    /// The core's input: it carries the way back to the caller.
+    /// The core's input, with the channel to the caller.
     fn into_input(self: Box<Self>) -> CoreInput;
 
-    /// Answers without asking the core.
+    /// Replies without involving the core.
     fn refuse(self: Box<Self>, refusal: RequestRefusal);
 }
 
-/// A command, where its reply goes, and what is kept until the reply is sent, also if the caller goes away.
+/// A command, its reply channel, and the guards that live until the reply is sent, even if the
+/// caller goes away.
 struct PendingCommand<C: Command> {
     command: C,
     reply: oneshot::Sender<Result<C::Reply, RequestRefusal>>,
-    /// The long body that must not be removed before.
+    /// Protects the long body of the command from removal.
     body_pin: Option<BodyPin>,
     permit: Option<InFlightPermit>,
 }
@@ -145,7 +150,8 @@ impl<C: Command> QueuedCommand for PendingCommand<C> {
             permit,
         } = *self;
         CoreInput::command(command, move |outcome| {
-            // Before the caller drops its own pin: that one is then the last, and asks for the sweep.
+            // Must happen before the reply: then the caller's own pin is the last one, and
+            // dropping it triggers the sweep.
             drop((body_pin, permit));
             let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
         })
@@ -160,7 +166,7 @@ impl Dispatcher {
     fn new(
         bodies: BodyFiles,
         store: Store,
-        look_ups: LookupCounter,
+        lookups: LookupCounter,
     ) -> (
         Self,
         mpsc::Receiver<HolderMessage>,
@@ -174,7 +180,7 @@ impl Dispatcher {
                 requests,
                 bodies,
                 store,
-                lookups: look_ups,
+                lookups,
                 in_flight_limits: InFlightLimits::default(),
             },
             from_sessions,
@@ -182,7 +188,7 @@ impl Dispatcher {
         )
     }
 
-    /// For those who ask on their own account, and for no client.
+    /// A handle for internal requests, which must not count as client requests.
     pub(crate) fn without_lookup_counts(&self) -> Self {
         Self {
             lookups: LookupCounter::default(),
@@ -190,13 +196,15 @@ impl Dispatcher {
         }
     }
 
-    /// Hands a command to the core and waits for its reply, which is sent after what it reports is durable.
+    /// Sends a command to the core and waits for the reply, which comes after the command's
+    /// changes are durable.
     pub async fn request<C: Command>(&self, command: C) -> Result<C::Reply, RequestRefusal> {
         self.send_request(command, None, None).await
     }
 
-    /// The same for an agent that holds the lease the command is about: a store that falls behind must not hold back
-    /// renewals and ends of attempts. `goal_update_of` is the caller of a goal update, which waits its turn.
+    /// As `request`, for an agent that holds the lease of the command: if the store falls
+    /// behind, renewals and ends of attempts must not wait. `goal_update_of` is the caller if
+    /// the command is a goal update, which is limited.
     pub(crate) async fn request_with_lease<C: Command>(
         &self,
         command: C,
@@ -209,7 +217,7 @@ impl Dispatcher {
         outcome.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
-    /// The same for a goal update of this caller: it waits its turn.
+    /// As `request`, for a goal update of this caller, which is limited.
     pub(crate) async fn request_goal_update<C: Command>(
         &self,
         command: C,
@@ -221,22 +229,24 @@ impl Dispatcher {
 
     async fn acquire_permit(
         &self,
-        word: Option<TokenId>,
+        goal_update_of: Option<TokenId>,
     ) -> Result<Option<InFlightPermit>, RequestRefusal> {
-        let Some(token) = word else {
+        let Some(token) = goal_update_of else {
             return Ok(None);
         };
-        let pass = self.in_flight_limits.acquire_call(token).await;
-        pass.map(Some)
+        let permit = self.in_flight_limits.acquire_call(token).await;
+        permit
+            .map(Some)
             .map_err(|TooManyCalls| RequestRefusal::TooManyUpdates)
     }
 
-    /// What one daemon's stream may have on its way.
+    /// The in-flight limit for one daemon's stream.
     pub(crate) fn frame_window(&self) -> FrameWindow {
         self.in_flight_limits.frame_window()
     }
 
-    /// The same for a command whose long body must not be removed before it is answered, also if the caller goes away.
+    /// As `request`, for a command with a long body. The pin protects the body from removal
+    /// until the reply is sent, even if the caller goes away.
     pub(crate) async fn request_with_body<C: Command>(
         &self,
         command: C,
@@ -276,23 +286,23 @@ impl Dispatcher {
         (Box::new(pending), outcome)
     }
 
-    /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt, and
-    /// give what it returns to `request_keeping`.
+    /// Stores a prompt that is too long for a record as a file. Must be called before the
+    /// submission; the returned pin goes to `request_with_body`.
     pub(crate) async fn store_body(&self, prompt: &str) -> Result<Option<BodyPin>, RequestRefusal> {
         if prompt.len() <= BODY_INLINE_MAX {
             return Ok(None);
         }
         let (bodies, bytes) = (self.bodies.clone(), prompt.as_bytes().to_vec());
-        let kept = tokio::task::spawn_blocking(move || bodies.store(&bytes)).await;
-        match kept {
-            Ok(Ok(pinned)) => Ok(Some(pinned)),
+        let stored = tokio::task::spawn_blocking(move || bodies.store(&bytes)).await;
+        match stored {
+            Ok(Ok(pin)) => Ok(Some(pin)),
             Ok(Err(error)) if is_disk_full_error(&error) => Err(RequestRefusal::DiskFull),
             Ok(Err(error)) => Err(RequestRefusal::BodyNotStored(error.to_string().into())),
             Err(_) => Err(RequestRefusal::Stopping),
         }
     }
 
-    /// Makes records durable that are no business of the core.
+    /// Writes records that bypass the core, and waits until they are durable.
     pub async fn write_records(&self, changes: Vec<StoreChange>) -> Result<(), RequestRefusal> {
         let (done, durable) = oneshot::channel();
         self.requests
@@ -302,23 +312,23 @@ impl Dispatcher {
         durable.await.map_err(|_| RequestRefusal::OutcomeUnknown)?
     }
 
-    /// Ends the taking of requests if the relay has no task. From a true answer on nothing but the daemons' own records
-    /// changes, until the relay starts again.
+    /// Stops accepting requests if the relay has no task, and returns whether it did. After that
+    /// only daemon records change until the relay restarts.
     pub(crate) async fn stop_accepting(&self) -> Result<bool, RequestRefusal> {
-        let (retired, answer) = oneshot::channel();
+        let (stopped, reply) = oneshot::channel();
         self.requests
-            .send(DispatcherRequest::StopAccepting { retired })
+            .send(DispatcherRequest::StopAccepting { stopped })
             .await
             .map_err(|_| RequestRefusal::Stopping)?;
-        answer.await.map_err(|_| RequestRefusal::OutcomeUnknown)
+        reply.await.map_err(|_| RequestRefusal::OutcomeUnknown)
     }
 
-    /// The reading half of what this loop writes.
+    /// The store that this loop writes.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Waits for room; an error means that the relay is stopping.
+    /// Waits while the queue is full. An error means that the relay is stopping.
     pub(crate) async fn send_to_loop(&self, message: HolderMessage) -> Result<(), RequestRefusal> {
         self.frames
             .send(message)

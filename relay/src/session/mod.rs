@@ -282,7 +282,10 @@ impl DaemonSession {
         let pass = self.window.acquire(&frame.body).await;
         self.context
             .dispatcher
-            .send_to_loop(HolderMessage::Frame { frame, pass })
+            .send_to_loop(HolderMessage::Frame {
+                frame,
+                permit: pass,
+            })
             .await
             .map_err(|_| SessionEnd::Dropped)
     }

@@ -166,7 +166,7 @@ async fn every_agent_kind_asks_in_the_inbox_and_follows_the_answer() {
             let other = ["answer", &input.input_id, "--task", &task.task_id, other];
             let output = fixture.run_command(&other).await;
             assert_eq!(output.code, Some(1), "{what}: {output:?}");
-            for word in [result, "has answered it at 20"] {
+            for word in [result, "already answered by", " at 20"] {
                 assert!(output.stderr.contains(word), "{what}: {word} in {output:?}");
             }
             let without_task = fixture

@@ -30,7 +30,7 @@ async fn forgetting_an_offline_daemon_records_the_operator() {
     client.wait_until_offline(&id).await;
     let refused = BATON.run(relay.data(), &forget).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.stderr.contains("holds attempts"), "{refused:?}");
+    assert!(refused.stderr.contains("holds leases"), "{refused:?}");
 
     // The daemon reconnects to finish its attempt and then disconnects for good.
     let mut daemon =

@@ -132,7 +132,10 @@ async fn a_task_blocked_on_one_machine_resumes_a_day_later_on_another() {
         (late.code(), &*error_code(&late)),
         (Code::Aborted, "handed_off")
     );
-    assert!(late.message().contains("sent this task on"), "{late:?}");
+    assert!(
+        late.message().contains("resumed or picked up this task"),
+        "{late:?}"
+    );
     assert!(list_blocked(&client).await.is_empty());
     let mut next = other.start_next_attempt().await;
     let resume = next.dispatch.resume.clone().unwrap();

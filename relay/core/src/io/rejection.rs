@@ -1,16 +1,17 @@
-//! Why the core would not do something: one stable machine code each. The shell maps them to statuses in one place.
+//! The reasons for which the core refuses a request or a frame, each with a stable machine code.
+//! The relay maps them to gRPC statuses in `api/error/status.rs`.
 
-/// A refusal. Nothing was written for it.
+/// Why a request or frame was refused. A refusal writes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rejection {
-    /// Unknown here or another tenant's: the two look alike.
+    /// Unknown, or of another tenant: callers cannot tell the two apart.
     UnknownTask,
     UnknownAttempt,
     UnknownInput,
     UnknownDaemon,
     AmbiguousDaemon,
     UnknownSession,
-    /// The daemon has a stream.
+    /// The daemon has an open stream.
     DaemonConnected,
     /// Processes of its attempts may still run.
     DaemonHolds,
@@ -21,20 +22,20 @@ pub enum Rejection {
     QueueFull(ExceededBound),
     TenantQueueFull(ExceededBound),
     IdempotencyConflict,
-    /// fail_fast, and nobody could take it now.
+    /// The task is fail_fast, and no connected daemon can take it now.
     NoDaemon,
     NotPaused,
-    /// An agent asked for a task that waits for something else first.
+    /// An agent claimed a task that cannot be dispatched yet.
     NotClaimable,
-    /// Somebody was quicker.
+    /// Another holder has the task.
     AlreadyTaken,
-    /// The attempt budget of the task is spent for good.
+    /// The task has used all its dispatches; no retry is possible.
     DispatchLimit,
     InputClosed,
     AnswerConflict,
-    /// The frame's attempt is not its task's live one.
+    /// The frame's attempt is not the current attempt of its task.
     StaleAttempt,
-    /// The incarnation is not this relay's.
+    /// The frame carries another incarnation than this relay's.
     StaleIncarnation,
     BadProof,
     NotLeased,
@@ -53,31 +54,31 @@ pub enum Rejection {
     ContractUnmet,
     /// Its attempt is being ended, so it cannot be parked.
     BeingEnded,
-    /// The task waits for a person already.
+    /// The task is parked already.
     AlreadyParked,
-    /// The task does not wait for a person.
+    /// The task is not parked.
     NotParked,
-    /// Somebody else sent it on first.
+    /// The parked attempt was resumed or picked up by another caller.
     HandedOff,
     /// Output before a result is missing: replay it.
     OutputGap,
-    /// An operator's verb without a reason.
+    /// An operator's command without a reason.
     ReasonMissing,
-    /// Ten of an operator's verbs within a minute, on one target.
+    /// Ten operator commands on one target within a minute.
     RateLimited,
-    /// Nobody holds a lease that could be taken away.
+    /// No daemon or agent holds a lease that could be taken away.
     NotHeld,
     /// The newest attempt has ended.
     NotOpen,
-    /// Nobody has worked on it yet.
+    /// No attempt has been dispatched yet.
     NotBegun,
-    /// Something may have happened already, and nobody said that this is fine.
+    /// The last attempt may have had side effects, and the retry does not allow that.
     UnsafeRetry,
-    /// What is stored of it is damaged, and nothing is written over it.
+    /// The stored record is damaged. It is left as it is, so that it can still be repaired.
     Unreadable,
 }
 
-/// Which bound on open tasks is met: how many they are, or how long what was said of them is.
+/// Which limit on open tasks is reached: their number, or the bytes of their texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ExceededBound {
     Tasks,
@@ -139,68 +140,69 @@ impl Rejection {
         }
     }
 
-    /// What is wrong, why, and what to do next: a sentence for people.
+    /// The message for people: what is wrong, why, and what to do next.
     #[expect(clippy::too_many_lines, reason = "one sentence for each refusal")]
     pub fn explain(self) -> &'static str {
         match self {
-            Rejection::UnknownTask => "no task with this id; check the id, or list the tasks",
-            Rejection::UnknownAttempt => "no attempt with this id is held by this daemon",
+            Rejection::UnknownTask => "no task with this id; check the id or list the tasks",
+            Rejection::UnknownAttempt => "this daemon holds no attempt with this id",
             Rejection::UnknownInput => "no input with this id; list the open inputs of the task",
             Rejection::UnknownDaemon => "no daemon with this id; list the daemons",
             Rejection::AmbiguousDaemon => "more than one daemon has this name",
-            Rejection::UnknownSession => "this stream is not a session of the relay; connect again",
+            Rejection::UnknownSession => "unknown session; connect again",
             Rejection::DaemonConnected => "the daemon is connected; stop it first",
             Rejection::DaemonHolds => {
-                "the daemon holds attempts, or may still run ended ones; wait until their leases are over"
+                "the daemon holds leases, or its processes may still run; wait until the leases have expired"
             }
             Rejection::AlreadyFinished => "the task has finished and cannot be changed",
             Rejection::NotFinished => {
-                "the task has not ended in a state that can be retried; wait or cancel it first"
+                "the task is still open; wait for its end or cancel it before a retry"
             }
             Rejection::BeingCanceled => "the task is being canceled",
             Rejection::QueueFull(ExceededBound::Tasks) => {
-                "the relay holds as many open tasks as it may; try again later"
+                "the relay has reached its limit of open tasks; try again later"
             }
             Rejection::TenantQueueFull(ExceededBound::Tasks) => {
-                "this tenant has as many open tasks as it may; try again later"
+                "this tenant has reached its limit of open tasks; try again later"
             }
             Rejection::QueueFull(ExceededBound::Bytes) => {
-                "the prompts, arguments and words of the relay's open tasks take as many bytes as they may; try again later"
+                "the relay has reached its byte limit for the texts of open tasks; try again later"
             }
             Rejection::TenantQueueFull(ExceededBound::Bytes) => {
-                "the prompts, arguments and words of this tenant's open tasks take as many bytes as they may; try again later"
+                "this tenant has reached its byte limit for the texts of open tasks; try again later"
             }
             Rejection::IdempotencyConflict => {
-                "this idempotency key or request id was used for something else; use a new one"
+                "this idempotency key or request id was used with different content; use a new one"
             }
             Rejection::NoDaemon => {
                 "no connected daemon can take the task now; start one, or submit without fail_fast"
             }
-            Rejection::NotPaused => "it is not paused",
+            Rejection::NotPaused => "the task, tenant or scheduler is not paused",
             Rejection::NotClaimable => {
-                "the task cannot be claimed now: it is paused, waits for its turn or for a person, or an earlier attempt may still run"
+                "the task cannot be claimed now: it is paused, waits for its turn or for a person, or an earlier \
+                 attempt may still run"
             }
-            Rejection::AlreadyTaken => "somebody else holds the task already",
-            Rejection::DispatchLimit => "the task was offered as often as it may; submit it again",
+            Rejection::AlreadyTaken => "another daemon or agent already holds the task",
+            Rejection::DispatchLimit => "the task has reached its dispatch limit; submit it again",
             Rejection::InputClosed => "the input is closed: answered, withdrawn or expired",
-            Rejection::AnswerConflict => "the input has another answer already",
-            Rejection::StaleAttempt => "the attempt is not the task's live one",
+            Rejection::AnswerConflict => "the input already has a different answer",
+            Rejection::StaleAttempt => "the attempt is not the current attempt of its task",
             Rejection::StaleIncarnation => {
-                "the frame belongs to an earlier life of the relay's data"
+                "the frame belongs to an earlier incarnation of the relay"
             }
             Rejection::BadProof => "the lease token does not match",
-            Rejection::NotLeased => "the attempt holds no lease",
+            Rejection::NotLeased => "the attempt has no lease",
             Rejection::LeaseExpired => "the lease has expired",
-            Rejection::Superseded => "a newer attempt or session took over",
+            Rejection::Superseded => "a newer attempt or session has replaced this one",
             Rejection::TaskTerminal => "the task has ended",
-            Rejection::WrongOrder => "this frame cannot come in the attempt's present state",
+            Rejection::WrongOrder => "this frame is not allowed in the attempt's current state",
             Rejection::Gap => {
                 "an earlier control frame is missing; replay from the expected number"
             }
             Rejection::TooManyTools => "too many open tool calls in one attempt",
             Rejection::TooManyInputs => "too many open inputs in one attempt",
             Rejection::TooManyPauses => {
-                "as many tenants are paused as can be; pause the whole scheduler instead"
+                "the limit of paused tenants is reached; pause the whole scheduler instead"
             }
             Rejection::DuplicateInput => "an input with this id exists already",
             Rejection::DuplicateTool => "a tool call with this id is open already",
@@ -209,29 +211,29 @@ impl Rejection {
                 "required artifacts are missing; complete again once they exist"
             }
             Rejection::BeingEnded => {
-                "the attempt is being ended already; wait for its end, then block the task"
+                "the attempt is already being ended; wait for its end, then block the task"
             }
-            Rejection::AlreadyParked => "the task waits for a person already",
-            Rejection::NotParked => {
-                "the task does not wait for a person; only a parked one can be resumed"
+            Rejection::AlreadyParked => "the task is already parked",
+            Rejection::NotParked => "the task is not parked; only a parked task can be resumed",
+            Rejection::HandedOff => {
+                "the attempt was already resumed or picked up by another caller"
             }
-            Rejection::HandedOff => "somebody else sent this attempt on already",
             Rejection::OutputGap => {
                 "output before the result is missing; replay it from the last acknowledged byte"
             }
-            Rejection::ReasonMissing => "operators' verbs need a reason; say why",
+            Rejection::ReasonMissing => "a reason is required",
             Rejection::RateLimited => {
-                "ten operators' verbs within a minute on this target are as many as may be; wait a minute"
+                "too many operator commands for this target (limit: 10 per minute); wait a minute"
             }
-            Rejection::NotHeld => "nobody holds the task now, so there is nothing to take away",
+            Rejection::NotHeld => {
+                "no daemon or agent holds the task, so there is no lease to take away"
+            }
             Rejection::NotOpen => "the task's last attempt has ended; retry or cancel the task",
             Rejection::NotBegun => {
-                "the task waits and nobody has worked on it; cancel it if it is not needed"
+                "no attempt of the task has started yet; cancel the task if it is not needed"
             }
-            Rejection::UnsafeRetry => "the last attempt may have had effects",
-            Rejection::Unreadable => {
-                "what is stored of it is damaged, so nothing is written over it"
-            }
+            Rejection::UnsafeRetry => "the last attempt may have had side effects",
+            Rejection::Unreadable => "the stored record is damaged and was left unchanged",
         }
     }
 }

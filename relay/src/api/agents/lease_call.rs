@@ -1,5 +1,6 @@
-//! What an agent says about a lease that it holds itself. Everything that can be said about the shape of a call is said
-//! before anything is looked up; the core judges the rest in one order for all of them.
+//! The calls of an agent about a lease that it holds itself: renew, progress, checkpoint, block and
+//! the ends of an attempt. Each call is checked for shape first, before any lookup. The core checks
+//! the lease, in the same order for all calls.
 
 use std::sync::Arc;
 
@@ -28,16 +29,16 @@ use crate::api::{Api, optional_reason};
 use crate::auth::Principal;
 use crate::session::{artifact, sanitized_text, usage};
 
-/// The code of a failure that the agent did not name.
+/// The failure code if the agent gave none.
 const AGENT_REPORTED: &str = "agent_reported";
 
-/// A lease as a call names it, checked for shape.
+/// The lease that a call names, checked for shape, and the call's fingerprint.
 #[derive(Debug)]
 pub(crate) struct LeaseReference {
     task: TaskId,
     attempt: AttemptId,
-    proof: LeaseToken,
-    mark: Option<CallFingerprint>,
+    token: LeaseToken,
+    fingerprint: Option<CallFingerprint>,
 }
 
 impl Api {
@@ -62,9 +63,9 @@ impl Api {
         who: Principal,
         request: v1::AgentReleaseRequest,
     ) -> Result<v1::AgentReleaseResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = lease_reference(request.lease, call?)?;
+        let lease = lease_reference(request.lease, fingerprint?)?;
         let verb = EndAttempt::Release { reason };
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentReleaseResponse { task })
@@ -77,22 +78,22 @@ impl Api {
     ) -> Result<v1::AgentCompleteResponse, ApiFault> {
         let completed = completed_body(&request)?;
         validate::text("summary", &request.summary, limits::SUMMARY)?;
-        let call = call_mark(&request.request_id, &request)?;
-        let lease = lease_reference(request.lease, call)?;
-        let last_words = Some(request.summary).filter(|summary| !summary.trim().is_empty());
-        let last_words = last_words.map(|summary| {
+        let fingerprint = call_fingerprint(&request.request_id, &request)?;
+        let lease = lease_reference(request.lease, fingerprint)?;
+        let summary = Some(request.summary).filter(|summary| !summary.trim().is_empty());
+        let final_progress = summary.map(|summary| {
             SanitizedText::new(ProgressUpdate {
                 summary: Some(summary.into()),
                 ..ProgressUpdate::default()
             })
         });
-        let (task, found) = (lease.task, completed.artifacts.clone());
-        let verb = EndAttempt::Complete(completed, last_words);
+        let (task, artifacts) = (lease.task, completed.artifacts.clone());
+        let verb = EndAttempt::Complete(completed, final_progress);
         match self.call_for_message(&who, lease, verb).await {
             Err(ApiFault::Refused(Rejection::ContractUnmet)) => {
                 let (spec, _) = self.stored_task(&who, task).await?;
                 Err(ApiFault::MissingFiles(completion_contract::judge_found(
-                    &spec, &found,
+                    &spec, &artifacts,
                 )))
             }
             task => Ok(v1::AgentCompleteResponse { task: Some(task?) }),
@@ -104,11 +105,11 @@ impl Api {
         who: Principal,
         request: v1::AgentCheckpointRequest,
     ) -> Result<v1::AgentCheckpointResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let draft = validate::present("checkpoint", request.checkpoint)?;
         validate::not_blank("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
         check_checkpoint_draft(&draft)?;
-        let lease = lease_reference(request.lease, call?)?;
+        let lease = lease_reference(request.lease, fingerprint?)?;
         let draft = SanitizedText::new(goal::checkpoint_from_wire(draft));
         let verb = WriteAttemptCheckpoint(draft);
         let written = match self
@@ -130,10 +131,10 @@ impl Api {
         who: Principal,
         request: v1::AgentProgressRequest,
     ) -> Result<v1::AgentProgressResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let update = validate::present("update", request.update)?;
         check_update(&update)?;
-        let lease = lease_reference(request.lease, call?)?;
+        let lease = lease_reference(request.lease, fingerprint?)?;
         let update = SanitizedText::new(goal::progress_from_wire(update));
         let verb = ReportAttemptProgress(update);
         let progress = match self
@@ -148,22 +149,22 @@ impl Api {
         Ok(v1::AgentProgressResponse { progress })
     }
 
-    /// The reason first of all: a blank one is wrong whatever it speaks of.
+    /// Checks the reason first: a blank reason is invalid whatever the lease is.
     pub(crate) async fn block_attempt(
         &self,
         who: Principal,
         request: v1::AgentBlockRequest,
     ) -> Result<v1::AgentBlockResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let block = validate::present("block", request.block)?;
         validate::not_blank("block.reason", &block.reason, limits::REASON)?;
         validate::text("block.resume_hint", &block.resume_hint, limits::REASON)?;
         if let Some(draft) = &block.checkpoint {
             check_checkpoint_draft(draft)?;
         }
-        let lease = lease_reference(request.lease, call?)?;
+        let lease = lease_reference(request.lease, fingerprint?)?;
         let verb = BlockAttempt(SanitizedText::new(goal::block_from_wire(block)));
-        // What ends the attempt waits for nothing.
+        // A call that ends the attempt does not wait for the limit on goal updates.
         let (record, written) = match self.call_with_lease(&who, lease, verb, None).await? {
             AgentCallReply::Done { record, done } => (record, done.checkpoint),
             AgentCallReply::Repeated { record, checkpoint } => {
@@ -183,8 +184,8 @@ impl Api {
         request: v1::AgentFailRequest,
     ) -> Result<v1::AgentFailResponse, ApiFault> {
         let errored = errored_body(&request)?;
-        let call = call_mark(&request.request_id, &request)?;
-        let lease = lease_reference(request.lease, call)?;
+        let fingerprint = call_fingerprint(&request.request_id, &request)?;
+        let lease = lease_reference(request.lease, fingerprint)?;
         let verb = EndAttempt::Fail(errored);
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentFailResponse { task })
@@ -195,15 +196,15 @@ impl Api {
         who: Principal,
         request: v1::AgentCancelRequest,
     ) -> Result<v1::AgentCancelResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = lease_reference(request.lease, call?)?;
+        let lease = lease_reference(request.lease, fingerprint?)?;
         let verb = EndAttempt::Cancel { reason };
         let task = Some(self.call_for_message(&who, lease, verb).await?);
         Ok(v1::AgentCancelResponse { task })
     }
 
-    /// The checkpoint that a repeated call wrote when it was first heard.
+    /// The checkpoint that the first copy of a repeated call wrote.
     async fn checkpoint_of_repeat(
         &self,
         record: &TaskRecord,
@@ -227,7 +228,8 @@ impl Api {
         self.current_task_message(&record).await
     }
 
-    /// `goal_update_of` is the caller of a goal update, which waits its turn; what ends the attempt waits for nothing.
+    /// `goal_update_of` is the caller if the call is a goal update, which is subject to a limit.
+    /// A call that ends the attempt is not.
     async fn call_with_lease<V: AgentVerb>(
         &self,
         who: &Principal,
@@ -235,7 +237,7 @@ impl Api {
         verb: V,
         goal_update_of: Option<TokenId>,
     ) -> Result<AgentCallReply<V::Done>, ApiFault> {
-        let fingerprint = lease.mark.clone();
+        let fingerprint = lease.fingerprint.clone();
         let call = AgentLeaseCall {
             lease: lease.proof(who)?,
             fingerprint,
@@ -252,14 +254,15 @@ impl LeaseReference {
             agent: agent_of(who)?,
             task: self.task,
             attempt: self.attempt,
-            token: self.proof,
+            token: self.token,
         })
     }
 }
 
-/// What tells this call from every other one, where its caller gave it an id: it may come again. The digest is of all that was
-/// sent, the proof too, so that whoever says a block again proves the lease that the block gave up.
-pub(crate) fn call_mark(
+/// The fingerprint by which a repeated call is recognized; none if the caller gave no request
+/// id. The digest covers the whole request with the lease token. So a repeated block still
+/// proves the lease, although the first one ended it.
+pub(crate) fn call_fingerprint(
     request_id: &str,
     request: &impl Message,
 ) -> ValidationResult<Option<CallFingerprint>> {
@@ -274,20 +277,20 @@ pub(crate) fn call_mark(
 
 fn lease_reference(
     lease: Option<v1::AgentLease>,
-    mark: Option<CallFingerprint>,
+    fingerprint: Option<CallFingerprint>,
 ) -> ValidationResult<LeaseReference> {
     let lease = validate::present("lease", lease)?;
     let token = validate::present("lease.token", lease.token)?;
     Ok(LeaseReference {
         task: validate::id("lease.task_id", &lease.task_id)?,
         attempt: validate::id("lease.attempt_id", &lease.attempt_id)?,
-        // One of the wrong size is a wrong one; the zeroes prove nothing.
-        proof: LeaseToken(token.value.as_ref().try_into().unwrap_or([0; 32])),
-        mark,
+        // A token of the wrong size cannot be valid. Zeroes match no lease.
+        token: LeaseToken(token.value.as_ref().try_into().unwrap_or([0; 32])),
+        fingerprint,
     })
 }
 
-/// All but the summary, which a block may leave out.
+/// Does not require the summary, which the checkpoint of a block may omit.
 fn check_checkpoint_draft(draft: &v1::CheckpointDraft) -> ValidationResult<()> {
     validate::text("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
     validate::text("checkpoint.cursor", &draft.cursor, limits::CURSOR)?;
@@ -326,7 +329,7 @@ fn errored_body(request: &v1::AgentFailRequest) -> ValidationResult<ErroredBody>
         code => {
             validate::name("failure_code", code, limits::FAILURE_CODE)?;
             if !codes::is_allowed_from_agent(code) {
-                let rule = "it is the relay's or a daemon's to say; use a word of your own";
+                let rule = "this code is reserved for the relay and daemons; choose another one";
                 return Err(invalid_field(
                     "failure_code",
                     InvalidReason::MalformedName { rule },

@@ -1,7 +1,8 @@
-//! The service of agents that hold a lease themselves: how they get one. What they say afterwards is in `held.rs`.
+//! The `Agents` service, for agents that hold a lease themselves: how they get a task and its
+//! lease. The calls under a lease are in `lease_call.rs`.
 //!
-//! The agent's scope and tenant come from its credential. The raw lease token is in one reply and in no log: nothing here
-//! prints a reply.
+//! The agent's scope and tenant come from its credential. The raw lease token is in one reply
+//! and must never be logged, so this module logs no reply.
 
 pub(crate) mod lease_call;
 
@@ -32,7 +33,7 @@ use crate::auth::{AuthFault, Principal, Role};
 use crate::dispatcher::RequestRefusal;
 use crate::reader::RecordReader;
 use baton_core::StoredTasks;
-use lease_call::call_mark;
+use lease_call::call_fingerprint;
 
 #[tonic::async_trait]
 impl Agents for Api {
@@ -40,14 +41,17 @@ impl Agents for Api {
         &self,
         request: Request<v1::StartRequest>,
     ) -> Result<Response<v1::StartResponse>, Status> {
-        let call = call_mark(&request.get_ref().request_id, request.get_ref());
+        let fingerprint = call_fingerprint(&request.get_ref().request_id, request.get_ref());
         let mut request = request.map(|sent| v1::SubmitRequest {
             spec: sent.spec,
             idempotency_key: sent.idempotency_key,
             traceparent: sent.traceparent,
         });
         caller_trace::inherit_traceparent(&mut request, std::slice::from_mut);
-        run_unary(request, |who, request| self.start_task(who, request, call)).await
+        run_unary(request, |who, request| {
+            self.start_task(who, request, fingerprint)
+        })
+        .await
     }
 
     async fn claim(
@@ -129,18 +133,20 @@ impl Api {
         &self,
         who: Principal,
         mut request: v1::SubmitRequest,
-        call: ValidationResult<Option<CallFingerprint>>,
+        fingerprint: ValidationResult<Option<CallFingerprint>>,
     ) -> Result<v1::StartResponse, ApiFault> {
         let agent = agent_of(&who)?;
         let key = &request.idempotency_key;
         validate::not_blank("idempotency_key", key, limits::IDEMPOTENCY_KEY)?;
-        let mark = call?.map(Box::new);
+        let fingerprint = fingerprint?.map(Box::new);
         fill_defaults(&mut request, &agent)?;
         let digest = submission_digest(&request);
         let spec = match self.check_submission(&who, request, digest).await? {
             CheckedSubmission::New(spec) => spec,
             CheckedSubmission::Existing(task) => {
-                let grant = self.claim_for_agent(&who, agent, mark, Some(task)).await?;
+                let grant = self
+                    .claim_for_agent(&who, agent, fingerprint, Some(task))
+                    .await?;
                 return Ok(v1::StartResponse { grant });
             }
         };
@@ -148,7 +154,7 @@ impl Api {
             submit,
             caller: AgentCaller {
                 agent: agent.clone(),
-                fingerprint: mark.clone(),
+                fingerprint: fingerprint.clone(),
             },
         };
         let outcome = self.submit_with_retry(&spec, digest, start).await;
@@ -174,8 +180,8 @@ impl Api {
             "" => None,
             id => Some(validate::id("task_id", id)?),
         };
-        let mark = call_mark(&request.request_id, &request)?.map(Box::new);
-        let grant = self.claim_for_agent(&who, agent, mark, task).await?;
+        let fingerprint = call_fingerprint(&request.request_id, &request)?.map(Box::new);
+        let grant = self.claim_for_agent(&who, agent, fingerprint, task).await?;
         Ok(v1::ClaimResponse { grant })
     }
 
@@ -183,13 +189,10 @@ impl Api {
         &self,
         who: &Principal,
         agent: AgentPrincipal,
-        mark: Option<Box<CallFingerprint>>,
+        fingerprint: Option<Box<CallFingerprint>>,
         task: Option<TaskId>,
     ) -> Result<Option<v1::AgentGrant>, ApiFault> {
-        let caller = AgentCaller {
-            agent,
-            fingerprint: mark,
-        };
+        let caller = AgentCaller { agent, fingerprint };
         match self.dispatcher.request(ClaimTask { caller, task }).await {
             Ok(None) => Ok(None),
             Ok(Some(grant)) => Ok(Some(self.grant_message(&grant).await?)),
@@ -205,7 +208,7 @@ impl Api {
         who: Principal,
         request: v1::PickUpRequest,
     ) -> Result<v1::PickUpResponse, ApiFault> {
-        let call = call_mark(&request.request_id, &request);
+        let fingerprint = call_fingerprint(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
         let agent = agent_of(&who)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
@@ -215,7 +218,7 @@ impl Api {
         };
         let caller = AgentCaller {
             agent,
-            fingerprint: call?.map(Box::new),
+            fingerprint: fingerprint?.map(Box::new),
         };
         let pick_up = PickUpTask {
             caller,
@@ -234,7 +237,7 @@ impl Api {
         }
     }
 
-    /// Who has the task that this caller wanted.
+    /// The fault for a task that another holder has, with the holder's name if it is known.
     pub(super) async fn taken_by_fault(&self, who: &Principal, task: Option<TaskId>) -> ApiFault {
         let taken = ApiFault::Refused(Rejection::AlreadyTaken);
         let Some(task) = task else {
@@ -246,7 +249,7 @@ impl Api {
         }
     }
 
-    /// The same for a key: the first claim of its task is live.
+    /// The same for an idempotency key whose task is already held.
     async fn started_by_fault(&self, who: &Principal, key: String) -> ApiFault {
         let tenant = who.tenant.clone();
         let known = self
@@ -257,19 +260,19 @@ impl Api {
         self.taken_by_fault(who, task).await
     }
 
-    /// The lease, the task, and what earlier attempts left.
+    /// The lease, the task, and the resume context from earlier attempts.
     async fn grant_message(&self, grant: &AgentLeaseGrant) -> Result<v1::AgentGrant, ApiFault> {
         let record = &grant.record;
         let mut task = task::task_message(&grant.spec, record, &self.config, TaskDetail::WithSpec);
         task.progress = self.progress_of(record).await?;
         let (tenant, id, newest) = (record.tenant.clone(), record.task, record.checkpoint_count);
-        let left = move |reader: &RecordReader| reader.checkpoint(&tenant, id, newest);
-        let checkpoint = self.read_store(left).await?;
+        let read = move |reader: &RecordReader| reader.checkpoint(&tenant, id, newest);
+        let checkpoint = self.read_store(read).await?;
         let attempt = record.newest_attempt();
-        let said = attempt.and_then(|attempt| attempt.resume.as_deref());
+        let instructions = attempt.and_then(|attempt| attempt.resume.as_deref());
         let previous = attempt.and_then(|attempt| attempt.previous);
-        let resume =
-            previous.map(|previous| goal::resume_context(previous, said, checkpoint.as_deref()));
+        let resume = previous
+            .map(|previous| goal::resume_context(previous, instructions, checkpoint.as_deref()));
         Ok(v1::AgentGrant {
             r#ref: Some(wire::attempt_ref(&grant.to, self.config.incarnation)),
             token: Some(v1::LeaseToken {
@@ -284,7 +287,7 @@ impl Api {
     }
 }
 
-/// The agent behind a credential. One of another role never gets past the permission table.
+/// The agent of a credential. The permission table has refused all other roles before.
 pub(super) fn agent_of(who: &Principal) -> Result<AgentPrincipal, ApiFault> {
     let role = who.role;
     let scope = who.agent_scope.clone();
@@ -298,7 +301,7 @@ pub(super) fn agent_of(who: &Principal) -> Result<AgentPrincipal, ApiFault> {
     })
 }
 
-/// What goes without saying: the agent starts work for itself.
+/// Fills in that the agent starts the task for itself: its scope, `agent_held` and its name.
 fn fill_defaults(request: &mut v1::SubmitRequest, agent: &AgentPrincipal) -> Result<(), ApiFault> {
     let Some(spec) = &mut request.spec else {
         return Err(invalid_field("spec", InvalidReason::Missing).into());

@@ -1,4 +1,5 @@
-//! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
+//! Every reason for which an RPC can fail, as data, with its message. Codes and retry advice are in
+//! `status.rs`, hints in `hint.rs`.
 
 use baton_core::io::rejection::Rejection;
 use baton_core::record::InputDecision;
@@ -12,82 +13,83 @@ use crate::auth::AuthFault;
 use crate::dispatcher::RequestRefusal;
 use crate::session::{FrameFault, LinkFault};
 
-/// Of a message about missing files; their paths are all in the details.
+/// Size limit of the message about missing files. The error details list all paths.
 const UNMET_BYTES: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ApiFault {
     #[error(transparent)]
     Auth(#[from] AuthFault),
-    /// Wrong whatever the relay's state is.
+    /// The request is malformed, whatever the relay's state is.
     #[error(transparent)]
     Invalid(#[from] InvalidField),
-    /// The core would not do it.
+    /// The core refused the request.
     #[error("{}", .0.explain())]
     Refused(Rejection),
-    /// A completion that misses files: all of them.
+    /// A completion without all required files. Lists every missing one.
     #[error("{}", summarize_unmet(.0, UNMET_BYTES))]
     MissingFiles(Vec<UnmetRequirement>),
     #[error("no {0} with this id or name")]
     NotFound(EntityKind),
-    #[error("this credential does not reach that tenant")]
+    #[error("this token has no access to that tenant")]
     ForeignTenant,
-    #[error("this concerns all tenants, and the credential belongs to one")]
+    #[error("this needs access to all tenants, and the token belongs to one tenant")]
     OneTenantOnly,
-    #[error("the tenant has {limit} named profiles, which is as many as it may")]
+    #[error("the tenant has reached its limit of {limit} named profiles")]
     TooManyProfiles { limit: usize },
-    #[error("what waits for an answer is no longer what was answered")]
+    #[error("the answer is for another attempt or other tool arguments than the open input")]
     StaleAnswer,
-    /// Somebody was quicker, and said something else.
-    #[error("{by} has answered it at {}: {}", clock_time(*.at), decided(*.decision))]
+    /// Another caller gave a different answer first.
+    #[error("already answered by {by} at {}: {}", clock_time(*.at), decided(*.decision))]
     AnsweredOtherwise {
         by: String,
         at: WallTime,
         decision: InputDecision,
     },
-    /// Two wanted the task, and this caller came second.
-    #[error("{by} was quicker and has the task")]
+    /// Another holder got the task first.
+    #[error("{by} already holds the task")]
     TakenBy { by: String },
-    /// Somebody was quicker in sending it on.
-    #[error("{by} was quicker and has taken or sent this task on already")]
+    /// Another caller resumed or picked up the task first.
+    #[error("{by} has already resumed or picked up this task")]
     ResumedBy { by: String },
-    /// Designed, not built: an RPC, or a field that would silently do nothing.
-    #[error("{what} is not built into this version of the relay")]
+    /// An RPC or field of the protocol that this version does not implement. Accepting the field
+    /// would silently ignore it.
+    #[error("{what} is not implemented in this version of the relay")]
     NotImplemented { what: &'static str },
-    #[error("no such call in baton.v1")]
+    #[error("no such RPC in baton.v1")]
     UnknownRpc,
-    #[error("the message is larger than the relay takes")]
+    #[error("the message exceeds the size limit")]
     MessageTooLarge,
-    /// Not a message of this type: wrong wire types, or text that is no UTF-8.
+    /// Not a message of this type: wrong wire types, or text that is not UTF-8.
     #[error("the message cannot be decoded")]
     Undecodable,
-    #[error("the relay handles as many calls as it may")]
+    #[error("the relay has reached its limit of concurrent calls")]
     Overloaded,
-    #[error("so many updates of this token wait to be stored that no more are taken")]
+    #[error("too many updates of this token are waiting to be stored")]
     TooManyUpdates,
-    #[error("{limit} streams are open, which is as many as may be")]
+    #[error("the limit of {limit} open streams is reached")]
     TooManyStreams { limit: usize },
-    /// The low-space mark; see `space`.
-    #[error("the relay's disk is nearly full, so it takes nothing new")]
+    /// Free space is below the low mark; see `space`.
+    #[error("the relay's disk is nearly full, so new work is refused")]
     DiskFull,
     #[error("the relay is stopping")]
     Stopping,
-    #[error("no answer in time; whether it was done is not known")]
+    #[error("the request timed out and may or may not have taken effect")]
     TimedOut,
     #[error("the relay stopped before the outcome was known")]
     OutcomeUnknown,
     /// A daemon's stream that did not become a session.
     #[error(transparent)]
     Link(#[from] LinkFault),
-    /// A daemon's frame that means nothing; it is told in the stream.
+    /// A malformed frame of a daemon. The fault is sent in the daemon's stream.
     #[error(transparent)]
     Frame(#[from] FrameFault),
-    /// One export, import or verify at a time: each reads everything.
+    /// Only one export, import or verify runs at a time, because each reads the whole store.
     #[error("another export, import or verify is running")]
     TransferBusy,
     #[error("the export fell too far behind the relay's changes")]
     ExportBehind,
-    /// An import is for a relay that has done nothing yet.
+    /// An import is only possible into a relay without tasks.
     #[error("the relay has tasks, and an import would replace them")]
     RelayNotEmpty,
     #[error("{message}")]
@@ -96,8 +98,8 @@ pub(crate) enum ApiFault {
     ImportFailed { message: String },
     #[error("the stored record cannot be read")]
     Unreadable,
-    /// The relay broke a promise to itself. The log has the detail, the caller does not.
-    #[error("the relay failed to do this")]
+    /// A broken invariant. The log has the details, which the caller must not see.
+    #[error("internal error in the relay")]
     Internal,
 }
 
@@ -109,7 +111,8 @@ fn decided(decision: InputDecision) -> &'static str {
     enums::outcome(decision).short_name()
 }
 
-/// What was looked for. Another tenant's looks like none.
+/// What was not found. An entity of another tenant gets the same answer as one that does not
+/// exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntityKind {
     Task,
@@ -134,7 +137,8 @@ impl std::fmt::Display for EntityKind {
 }
 
 impl From<Rejection> for ApiFault {
-    /// The core's unknown and this crate's not found are one fault, so that they cannot be told apart.
+    /// Maps the core's "unknown" and this crate's "not found" to one fault, so that callers cannot
+    /// distinguish them.
     fn from(rejection: Rejection) -> Self {
         match rejection {
             Rejection::UnknownTask => ApiFault::NotFound(EntityKind::Task),
@@ -156,7 +160,7 @@ impl From<RequestRefusal> for ApiFault {
             RequestRefusal::DiskFull => ApiFault::DiskFull,
             RequestRefusal::TooManyUpdates => ApiFault::TooManyUpdates,
             RequestRefusal::BodyNotStored(error) => {
-                tracing::error!(%error, "a long body could not be stored");
+                tracing::error!(%error, "storing a long body failed");
                 ApiFault::Internal
             }
         }

@@ -1,23 +1,25 @@
-//! The only place that builds an error `Status`: every `Fault` to its gRPC code, machine code, words and retry advice.
+//! Maps every `ApiFault` to its gRPC code, machine code, message and retry advice. Only this module
+//! builds an error `Status`.
 //!
 //! | faults | gRPC code | may the same request be repeated? |
 //! |---|---|---|
-//! | shape (`Invalid`) | INVALID_ARGUMENT | no: it is wrong for ever |
-//! | no or bad credential | UNAUTHENTICATED | no; unknown and wrong look alike |
+//! | malformed request (`Invalid`) | INVALID_ARGUMENT | no: it stays malformed |
+//! | no or bad credential | UNAUTHENTICATED | no; unknown and wrong are not distinguished |
 //! | role, foreign tenant | PERMISSION_DENIED | no |
-//! | unknown or foreign id | NOT_FOUND | no; the two look alike |
-//! | wrong state | FAILED_PRECONDITION | after the state changed |
-//! | lost race | ABORTED | after looking again |
+//! | unknown or foreign id | NOT_FOUND | no; the two are not distinguished |
+//! | wrong state | FAILED_PRECONDITION | after the state has changed |
+//! | lost race | ABORTED | after reading the state again |
 //! | same key, other content | ALREADY_EXISTS | no |
-//! | bounds (queues, streams, admission) | RESOURCE_EXHAUSTED | yes, later: nothing happened |
+//! | limits (queues, streams, admission) | RESOURCE_EXHAUSTED | yes, later: nothing happened |
 //! | no daemon, stopping, overload | UNAVAILABLE | yes, later: nothing happened |
-//! | no answer in time | DEADLINE_EXCEEDED | with the same idempotency key: it may have happened |
-//! | not built | UNIMPLEMENTED | no |
-//! | relay stopped meanwhile | UNKNOWN | with the same idempotency key: it may have happened |
+//! | timeout | DEADLINE_EXCEEDED | with the same idempotency key: it may have happened |
+//! | not implemented | UNIMPLEMENTED | no |
+//! | relay stopped before the reply | UNKNOWN | with the same key: it may have happened |
 //! | unreadable record | DATA_LOSS | no |
 //!
-//! Details are a `google.rpc.Status` holding one `baton.v1.ErrorDetail`, which every gRPC library can open. Internal
-//! errors are logged where they happen and say nothing here.
+//! The details are a `google.rpc.Status` with one `baton.v1.ErrorDetail`, which every gRPC library
+//! can decode. Internal errors are logged where they happen; their status has no details of the
+//! cause.
 
 use baton_core::io::rejection::Rejection;
 use baton_proto::codes::refusals;
@@ -30,30 +32,31 @@ use crate::api::request::validate::InvalidReason;
 use crate::auth::AuthFault;
 use crate::session::{FrameFault, LinkFault};
 
-/// How long a refused caller should wait where the relay was merely full.
+/// Wait time advised to a caller that was refused because a limit was reached.
 const RETRY_AFTER_MS: u64 = 500;
 
-/// The error as an RPC carries it.
+/// The error as the status of an RPC.
 pub(crate) fn status(fault: &ApiFault) -> Status {
     let (code, detail) = code_and_detail(fault);
     let packed = baton_proto::pack_error_detail(code, &detail.message, &detail);
     Status::with_details(code, detail.message, packed)
 }
 
-/// The error as rows of a batch and frames of a stream carry it.
+/// The error as a row of a batch or a frame of a stream.
 pub(crate) fn detail(fault: &ApiFault) -> ErrorDetail {
     code_and_detail(fault).1
 }
 
-/// One row of the registry: gRPC code, machine code, and whether the same request may succeed later.
+/// One row of the registry: gRPC code, machine code, and whether the same request may succeed
+/// later.
 type StatusRow = (Code, &'static str, RetryAdvice);
 
 #[derive(Clone, Copy)]
 enum RetryAdvice {
     Never,
-    /// Nothing has happened, and it may work later.
+    /// Nothing has happened, and the request may succeed later.
     Later,
-    /// The same, when what was asked before is a minute ago.
+    /// As `Later`, once the requests of the last minute no longer count.
     NextMinute,
 }
 
@@ -79,15 +82,15 @@ fn code_and_detail(fault: &ApiFault) -> (Code, ErrorDetail) {
     (code, detail)
 }
 
-/// Files that a completion needs and misses.
+/// Required files that a completion lacks.
 fn missing_files(fault: &ApiFault) -> Vec<String> {
     match fault {
         ApiFault::MissingFiles(unmet) => unmet.iter().map(|unmet| unmet.path.clone()).collect(),
-        _nothing => Vec::new(),
+        _other => Vec::new(),
     }
 }
 
-/// Who stands in the way.
+/// The principal whose earlier action blocks the request.
 fn blocking_holder(fault: &ApiFault) -> String {
     if let ApiFault::AnsweredOtherwise { by, .. }
     | ApiFault::TakenBy { by }
@@ -103,7 +106,7 @@ fn faulty_field(fault: &ApiFault) -> &str {
     match fault {
         ApiFault::Invalid(invalid) => &invalid.field,
         ApiFault::Frame(fault) => fault.field(),
-        _without_a_field => "",
+        _other => "",
     }
 }
 
@@ -218,7 +221,7 @@ fn frame_code(fault: &FrameFault) -> Code {
     }
 }
 
-/// The core's refusals have their machine codes in the core; frames use the same ones.
+/// The machine codes of rejections are defined in the core, because frames use them too.
 fn rejection_row(rejection: Rejection) -> StatusRow {
     use Code::{Aborted, AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
     use Code::{PermissionDenied, ResourceExhausted, Unavailable};

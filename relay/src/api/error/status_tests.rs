@@ -1,4 +1,4 @@
-//! Every fault has a machine code of its own that PROTOCOL.md lists, and tells what to do.
+//! Every fault has its own machine code, listed in PROTOCOL.md, and a hint.
 
 use std::collections::BTreeMap;
 
@@ -165,9 +165,9 @@ fn bad_export(code: &'static str) -> ApiFault {
 }
 
 #[test]
-fn every_fault_has_a_machine_code_of_its_own_and_tells_what_to_do() {
+fn every_fault_has_its_own_machine_code_and_a_hint() {
     let rejections = EVERY_REJECTION.into_iter().map(ApiFault::from);
-    // The others are the same as a fault of the API's own.
+    // The other rejections map to faults of `every_other_fault`.
     let refused = rejections.filter(|fault| matches!(fault, ApiFault::Refused(_)));
     let faults = every_shape_fault()
         .into_iter()
@@ -193,7 +193,7 @@ fn every_fault_has_a_machine_code_of_its_own_and_tells_what_to_do() {
 }
 
 #[test]
-fn whoever_was_slower_is_told_who_answered_when_and_what() {
+fn an_answer_conflict_names_the_earlier_answerer_time_and_decision() {
     let fault = ApiFault::AnsweredOtherwise {
         by: "bob".into(),
         at: baton_core::time::WallTime(1_763_427_600_000),
@@ -205,12 +205,12 @@ fn whoever_was_slower_is_told_who_answered_when_and_what() {
         (Code::AlreadyExists, "answer_conflict")
     );
     assert_eq!(detail.holder, "bob");
-    let told = "bob has answered it at 2025-11-18T01:00:00Z: denied";
-    assert_eq!(detail.message, told);
+    let message = "already answered by bob at 2025-11-18T01:00:00Z: denied";
+    assert_eq!(detail.message, message);
 }
 
 #[test]
-fn details_travel_with_the_status() {
+fn a_status_contains_the_error_detail() {
     let status = status(&invalid_field("spec.prompt", InvalidReason::Blank).into());
     assert_eq!(
         (status.code(), status.message()),
@@ -225,7 +225,7 @@ fn details_travel_with_the_status() {
 }
 
 #[test]
-fn foreign_and_unknown_look_alike() {
+fn foreign_and_unknown_ids_get_the_same_error() {
     let (core, edge) = (
         Rejection::UnknownTask.into(),
         ApiFault::NotFound(EntityKind::Task),

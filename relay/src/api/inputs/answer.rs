@@ -1,4 +1,5 @@
-//! An answer to an input: whether it fits what was asked, what is kept of it, and who was quicker.
+//! Answers to inputs: checks that an answer fits its input, and names the earlier answerer on a
+//! conflict.
 
 use baton_core::commands::AnswerInput;
 use baton_core::ids::{AttemptId, InputId, TaskId};
@@ -55,7 +56,7 @@ impl Api {
         })
     }
 
-    /// Who answered otherwise, and when.
+    /// The fault for an input that has a different answer: who gave it, and when.
     async fn answered_otherwise_fault(
         &self,
         who: &Principal,
@@ -77,7 +78,7 @@ impl Api {
     }
 }
 
-/// What the core keeps of an answer: the decision, and the words for the agent as the wire has them.
+/// What the core stores of an answer: the decision, and the encoded message for the agent.
 fn parse_answer(given: &Given) -> Result<(InputDecision, Vec<u8>), ApiFault> {
     match given {
         Given::Permission(reply) => {
@@ -85,7 +86,7 @@ fn parse_answer(given: &Given) -> Result<(InputDecision, Vec<u8>), ApiFault> {
             validate::text("permission.message", &reply.message, limits::REASON)?;
             let scope = match scope {
                 v1::PermissionScope::Attempt if reply.allow => v1::PermissionScope::Attempt,
-                // A refusal is for the one call, and so is what does not say how far it reaches.
+                // A denial is always for one tool call. An absent scope means one call too.
                 v1::PermissionScope::Attempt
                 | v1::PermissionScope::Once
                 | v1::PermissionScope::Unspecified => v1::PermissionScope::Once,
@@ -95,18 +96,18 @@ fn parse_answer(given: &Given) -> Result<(InputDecision, Vec<u8>), ApiFault> {
                 message: reply.message.clone(),
                 ..v1::PermissionDecision::default()
             };
-            let said = if reply.allow {
+            let outcome = if reply.allow {
                 InputDecision::Allowed
             } else {
                 InputDecision::Denied
             };
-            Ok((said, decision.encode_to_vec()))
+            Ok((outcome, decision.encode_to_vec()))
         }
         Given::Question(reply) => {
             validate::count("question.labels", reply.labels.len(), limits::ANSWER_LABELS)?;
-            for (place, label) in reply.labels.iter().enumerate() {
+            for (index, label) in reply.labels.iter().enumerate() {
                 validate::not_blank("question.labels", label, limits::OPTION_LABEL)?;
-                if reply.labels[..place].contains(label) {
+                if reply.labels[..index].contains(label) {
                     return Err(invalid_field("question.labels", InvalidReason::Duplicate).into());
                 }
             }
@@ -124,45 +125,45 @@ fn parse_answer(given: &Given) -> Result<(InputDecision, Vec<u8>), ApiFault> {
     }
 }
 
-/// An answer is bound to what the answerer saw: the attempt and the exact arguments.
+/// An answer applies only to what the answerer saw: the attempt and the exact tool arguments.
 fn refuse_stale(
     request: &v1::AnswerRequest,
     attempt: &AttemptRecord,
-    asked: &InputRecord,
+    input: &InputRecord,
 ) -> Result<(), ApiFault> {
     if !request.attempt_id.is_empty() {
-        let seen: AttemptId = validate::id("attempt_id", &request.attempt_id)?;
-        if seen != attempt.id {
+        let expected: AttemptId = validate::id("attempt_id", &request.attempt_id)?;
+        if expected != attempt.id {
             return Err(ApiFault::StaleAnswer);
         }
     }
-    let seen = &request.tool_input_sha256;
-    if asked.kind == InputKind::Permission && !seen.is_empty() && **seen != asked.digest {
+    let expected = &request.tool_input_sha256;
+    if input.kind == InputKind::Permission && !expected.is_empty() && **expected != input.digest {
         return Err(ApiFault::StaleAnswer);
     }
     Ok(())
 }
 
-/// The answer must be one of those that were offered. What is closed is not there to compare with: then the core
-/// says whether it is the answer that was given.
-fn refuse_mismatched(given: &Given, asked: &InputRecord) -> ValidationResult<()> {
-    let open = !asked.payload.is_empty();
-    match (given, asked.kind) {
+/// The answer must be one of those offered. A closed input no longer stores its options; then the
+/// core decides whether the answer equals the one that was given.
+fn refuse_mismatched(given: &Given, input: &InputRecord) -> ValidationResult<()> {
+    let open = !input.payload.is_empty();
+    match (given, input.kind) {
         (Given::Permission(_), InputKind::Question)
         | (Given::Question(_), InputKind::Permission) => {
             let with = "the kind of the input";
             Err(invalid_field("answer", InvalidReason::Conflict { with }))
         }
         (Given::Permission(reply), InputKind::Permission) if open => {
-            let request = v1::PermissionRequest::decode(&*asked.payload).unwrap_or_default();
-            let wide = reply.allow && reply.scope() == v1::PermissionScope::Attempt;
-            if wide && !request.can_allow_for_attempt {
+            let request = v1::PermissionRequest::decode(&*input.payload).unwrap_or_default();
+            let for_attempt = reply.allow && reply.scope() == v1::PermissionScope::Attempt;
+            if for_attempt && !request.can_allow_for_attempt {
                 return Err(invalid_field("permission.scope", InvalidReason::OnceOnly));
             }
             Ok(())
         }
         (Given::Question(reply), InputKind::Question) if open => {
-            let question = v1::Question::decode(&*asked.payload).unwrap_or_default();
+            let question = v1::Question::decode(&*input.payload).unwrap_or_default();
             refuse_unoffered(reply, &question)
         }
         (Given::Permission(_), InputKind::Permission)
@@ -182,8 +183,8 @@ fn refuse_unoffered(reply: &v1::QuestionReply, question: &v1::Question) -> Valid
             InvalidReason::TooMany { items, limit },
         ));
     }
-    let free = question.options.is_empty() || question.allow_free_text;
-    if !reply.text.is_empty() && !free {
+    let free_text = question.options.is_empty() || question.allow_free_text;
+    if !reply.text.is_empty() && !free_text {
         return Err(invalid_field("question.text", InvalidReason::NotOffered));
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! What agents ask and people answer: open inputs of the caller's tenant, page by page or as a stream.
+//! The `Inputs` service: lists, watches and answers the permission requests and questions of the
+//! caller's tenant.
 
 pub(crate) mod answer;
 pub(crate) mod view;
@@ -93,28 +94,26 @@ impl Api {
         })
     }
 
-    /// One more than a page, if there are so many. What was closed meanwhile leaves its place empty.
+    /// One row more than a page, if there are that many. An input that was closed meanwhile
+    /// keeps its position, without a message.
     async fn open_input_rows(
         &self,
         tenant: &TenantId,
         after: Option<InputPosition>,
         size: usize,
     ) -> Result<Vec<InputRow>, ApiFault> {
-        let places = self.open_inputs.page(tenant, after, size + 1);
+        let positions = self.open_inputs.page(tenant, after, size + 1);
         let tenant = tenant.clone();
         self.read_store(move |reader| {
             let mut tasks = HashMap::new();
-            let rows = places.into_iter().map(|(place, task)| {
+            let rows = positions.into_iter().map(|(position, task)| {
                 let stored = tasks
                     .entry(task)
                     .or_insert_with(|| reader.newest_task(&tenant, task));
                 let input = stored
                     .as_ref()
-                    .and_then(|stored| open_input(stored, place.input));
-                InputRow {
-                    position: place,
-                    input,
-                }
+                    .and_then(|stored| open_input(stored, position.input));
+                InputRow { position, input }
             });
             rows.collect()
         })
@@ -130,7 +129,8 @@ impl Api {
             "" => None,
             id => Some(validate::id("task_id", id)?),
         };
-        // The ear first, the list second: what happens in between is seen twice and shown once.
+        // Subscribe before listing: a change in between is received twice and sent once, but never
+        // missed.
         let changes = self.open_inputs.subscribe();
         if let Some(task) = only {
             self.stored_task(&who, task).await?;
@@ -146,7 +146,7 @@ impl Api {
     }
 }
 
-/// A place in the list, and what stands there if it is still open.
+/// A position in the list, and the input there if it is still open.
 struct InputRow {
     position: InputPosition,
     input: Option<v1::Input>,
@@ -157,16 +157,16 @@ fn rows_of_task(stored: &StoredTask, after: Option<InputPosition>, closed: bool)
     let mut rows = Vec::new();
     for attempt in &record.attempts {
         for input in &attempt.inputs {
-            let place = InputPosition {
+            let position = InputPosition {
                 asked_at: input.asked,
                 input: input.id,
             };
-            let shown = view::input_message(spec, record, attempt, input);
-            let wanted = closed || shown.state() == v1::InputState::Open;
-            if wanted && after.is_none_or(|after| place > after) {
+            let message = view::input_message(spec, record, attempt, input);
+            let wanted = closed || message.state() == v1::InputState::Open;
+            if wanted && after.is_none_or(|after| position > after) {
                 rows.push(InputRow {
-                    position: place,
-                    input: Some(shown),
+                    position,
+                    input: Some(message),
                 });
             }
         }
@@ -177,13 +177,13 @@ fn rows_of_task(stored: &StoredTask, after: Option<InputPosition>, closed: bool)
 
 fn open_input((spec, record): &StoredTask, input: InputId) -> Option<v1::Input> {
     let (attempt, found) = answer::find_input(record, input)?;
-    let shown = view::input_message(spec, record, attempt, found);
-    (shown.state() == v1::InputState::Open).then_some(shown)
+    let message = view::input_message(spec, record, attempt, found);
+    (message.state() == v1::InputState::Open).then_some(message)
 }
 
-fn encode_position(place: InputPosition) -> Vec<u8> {
-    let mut bytes = place.asked_at.0.to_be_bytes().to_vec();
-    bytes.extend_from_slice(place.input.0.as_bytes());
+fn encode_position(position: InputPosition) -> Vec<u8> {
+    let mut bytes = position.asked_at.0.to_be_bytes().to_vec();
+    bytes.extend_from_slice(position.input.0.as_bytes());
     bytes
 }
 
@@ -195,13 +195,14 @@ fn decode_position(bytes: &[u8]) -> Option<InputPosition> {
     })
 }
 
-/// One watcher of inputs. It remembers what it has shown and what is still open of that; there is no queue of changes
-/// to overflow, and one that was too slow compares again.
+/// One watcher of inputs. It stores the sent state of each pending input. If it falls behind the
+/// change channel, it lists all open inputs again and compares, so no change is lost.
 struct InputWatcher {
     api: Api,
     tenant: TenantId,
     only_task: Option<TaskId>,
-    /// What was open at first is shown. From here on also what is asked and answered in one go, by a rule.
+    /// Whether the initial list was sent. After that, an input that a rule answers at once is sent
+    /// too.
     live: bool,
     sent_states: HashMap<InputId, (TaskId, v1::InputState)>,
 }
@@ -216,9 +217,9 @@ impl InputWatcher {
         self.live = true;
         loop {
             match changes.recv().await {
-                Ok(heard) => {
-                    if self.is_watched(&heard) {
-                        self.send_task_changes(&(heard.spec, heard.record), &feed)
+                Ok(changed) => {
+                    if self.is_watched(&changed) {
+                        self.send_task_changes(&(changed.spec, changed.record), &feed)
                             .await?;
                     }
                 }
@@ -228,12 +229,14 @@ impl InputWatcher {
         }
     }
 
-    fn is_watched(&self, heard: &ChangedTask) -> bool {
-        let wanted = self.only_task.is_none_or(|only| only == heard.record.task);
-        heard.record.tenant == self.tenant && wanted
+    fn is_watched(&self, changed: &ChangedTask) -> bool {
+        let wanted = self
+            .only_task
+            .is_none_or(|only| only == changed.record.task);
+        changed.record.tenant == self.tenant && wanted
     }
 
-    /// Everything that is open, and what became of what was.
+    /// Sends all open inputs, and the new state of those sent before.
     async fn send_all_open(
         &mut self,
         feed: &StreamSender<v1::WatchInputsResponse>,
@@ -273,7 +276,8 @@ impl InputWatcher {
         Ok(())
     }
 
-    /// Sends what is open and was not shown, and what was shown and is no longer as it was.
+    /// Sends each input that is open and was not sent yet, or whose state differs from the one
+    /// sent.
     async fn send_task_changes(
         &mut self,
         (spec, record): &StoredTask,
@@ -282,22 +286,24 @@ impl InputWatcher {
         for attempt in &record.attempts {
             for input in &attempt.inputs {
                 let pending = input.state.is_pending();
-                let known = self.sent_states.get(&input.id).map(|(_, state)| *state);
-                let form = view::input_message(spec, record, attempt, input);
-                let news = match known {
-                    None => form.state() == v1::InputState::Open || (self.live && pending),
-                    Some(state) => state != form.state(),
+                let sent = self.sent_states.get(&input.id).map(|(_, state)| *state);
+                let message = view::input_message(spec, record, attempt, input);
+                let is_new = match sent {
+                    None => message.state() == v1::InputState::Open || (self.live && pending),
+                    Some(state) => state != message.state(),
                 };
-                if pending && (news || known.is_some()) {
+                if pending && (is_new || sent.is_some()) {
                     self.sent_states
-                        .insert(input.id, (record.task, form.state()));
+                        .insert(input.id, (record.task, message.state()));
                 } else if !pending {
                     self.sent_states.remove(&input.id);
                 }
-                if news {
-                    let message = v1::WatchInputsResponse { input: Some(form) };
-                    let sent = feed.send(Ok(message)).await;
-                    sent.map_err(|_| ApiFault::Stopping)?;
+                if is_new {
+                    let response = v1::WatchInputsResponse {
+                        input: Some(message),
+                    };
+                    let delivered = feed.send(Ok(response)).await;
+                    delivered.map_err(|_| ApiFault::Stopping)?;
                 }
             }
         }

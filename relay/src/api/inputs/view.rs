@@ -1,4 +1,5 @@
-//! Inputs as people see them. The relay keeps what the daemon sent as it is; here it is opened.
+//! Inputs as messages for clients. The relay stores the daemon's payload as sent; it is decoded
+//! here.
 
 use baton_core::record::{
     AttemptRecord, InputKind, InputRecord, InputState, StoredAnswer, TaskRecord,
@@ -12,25 +13,25 @@ use prost::Message;
 use crate::api::wire;
 use crate::api::wire::{enums, timestamp};
 
-/// What waits for a person now.
+/// The open inputs of a task, oldest first.
 pub(crate) fn open_inputs_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
     let mut inputs = all_inputs_of(spec, record);
     inputs.retain(|input| input.state() == v1::InputState::Open);
     inputs
 }
 
-/// Every input that is kept, oldest first.
+/// Every stored input of a task, oldest first.
 pub(crate) fn all_inputs_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
-    let mut kept: Vec<(&AttemptRecord, &InputRecord)> = record
+    let mut inputs: Vec<(&AttemptRecord, &InputRecord)> = record
         .attempts
         .iter()
         .flat_map(|attempt| attempt.inputs.iter().map(move |input| (attempt, input)))
         .collect();
-    kept.sort_by_key(|(_, input)| (input.asked, input.id));
-    let shown = kept
+    inputs.sort_by_key(|(_, input)| (input.asked, input.id));
+    let messages = inputs
         .into_iter()
         .map(|(attempt, input)| input_message(spec, record, attempt, input));
-    shown.collect()
+    messages.collect()
 }
 
 pub(crate) fn input_message(
@@ -41,8 +42,8 @@ pub(crate) fn input_message(
 ) -> v1::Input {
     let (state, outcome) = state_and_outcome(input);
     let answer = input.state.answer();
-    let said = answer.map(|answer| answer_content(input.kind, answer));
-    let said = said.unwrap_or_default();
+    let content = answer.map(|answer| answer_content(input.kind, answer));
+    let content = content.unwrap_or_default();
     v1::Input {
         input_id: input.id.to_string(),
         task_id: record.task.to_string(),
@@ -58,16 +59,16 @@ pub(crate) fn input_message(
         answered_by: answer
             .map(|answer| answer.by.to_string())
             .unwrap_or_default(),
-        scope: said.scope,
-        labels: said.labels,
-        text: said.text,
+        scope: content.scope,
+        labels: content.labels,
+        text: content.text,
         goal: spec.goal.clone(),
         agent: spec.agent.clone(),
         rule: answer.and_then(|answer| permission_rule_of(spec, answer)),
     }
 }
 
-/// For display: the timer itself is the core's.
+/// For display only; the core owns the timer.
 fn input_expiry(spec: &TaskSpec, input: &InputRecord) -> Option<WallTime> {
     let limit = spec.effective_profile.user_input_ms.filter(|ms| *ms > 0)?;
     let open = input.state == InputState::Open;
@@ -75,8 +76,8 @@ fn input_expiry(spec: &TaskSpec, input: &InputRecord) -> Option<WallTime> {
 }
 
 fn permission_rule_of(spec: &TaskSpec, answer: &StoredAnswer) -> Option<v1::PermissionRule> {
-    let place = usize::try_from(answer.rule?.checked_sub(1)?).ok()?;
-    spec.permission_rules.get(place).map(wire::permission_rule)
+    let index = usize::try_from(answer.rule?.checked_sub(1)?).ok()?;
+    spec.permission_rules.get(index).map(wire::permission_rule)
 }
 
 fn input_kind(kind: InputKind) -> v1::InputKind {
@@ -86,7 +87,8 @@ fn input_kind(kind: InputKind) -> v1::InputKind {
     }
 }
 
-/// What was asked, word for word while it matters; of a closed one only which tool, and what the answer was bound to.
+/// The request as the daemon sent it. A closed input stores no payload, so only the tool name and
+/// the digest of its arguments remain.
 fn input_body(input: &InputRecord) -> v1::input::Body {
     match input.kind {
         InputKind::Permission => {
@@ -109,14 +111,14 @@ fn input_body(input: &InputRecord) -> v1::input::Body {
 }
 
 fn state_and_outcome(input: &InputRecord) -> (v1::InputState, v1::InputOutcome) {
-    use v1::{InputOutcome as Outcome, InputState as Standing};
+    use v1::{InputOutcome as Outcome, InputState as State};
     match &input.state {
-        InputState::Open => (Standing::Open, Outcome::Unspecified),
-        InputState::Answered(answer) => (Standing::Answered, enums::outcome(answer.decision)),
-        InputState::Received(answer) => (Standing::Received, enums::outcome(answer.decision)),
-        InputState::Withdrawn => (Standing::Closed, Outcome::Withdrawn),
-        InputState::Expired => (Standing::Closed, Outcome::Expired),
-        InputState::Superseded(_) => (Standing::Closed, Outcome::Superseded),
+        InputState::Open => (State::Open, Outcome::Unspecified),
+        InputState::Answered(answer) => (State::Answered, enums::outcome(answer.decision)),
+        InputState::Received(answer) => (State::Received, enums::outcome(answer.decision)),
+        InputState::Withdrawn => (State::Closed, Outcome::Withdrawn),
+        InputState::Expired => (State::Closed, Outcome::Expired),
+        InputState::Superseded(_) => (State::Closed, Outcome::Superseded),
     }
 }
 
@@ -130,18 +132,18 @@ struct InputAnswerContent {
 fn answer_content(kind: InputKind, answer: &StoredAnswer) -> InputAnswerContent {
     match kind {
         InputKind::Permission => {
-            let said = v1::PermissionDecision::decode(&*answer.payload).unwrap_or_default();
+            let decision = v1::PermissionDecision::decode(&*answer.payload).unwrap_or_default();
             InputAnswerContent {
-                scope: said.scope,
-                text: said.message,
+                scope: decision.scope,
+                text: decision.message,
                 ..InputAnswerContent::default()
             }
         }
         InputKind::Question => {
-            let said = v1::QuestionAnswer::decode(&*answer.payload).unwrap_or_default();
+            let answer = v1::QuestionAnswer::decode(&*answer.payload).unwrap_or_default();
             InputAnswerContent {
-                labels: said.labels,
-                text: said.text,
+                labels: answer.labels,
+                text: answer.text,
                 ..InputAnswerContent::default()
             }
         }

@@ -1,5 +1,5 @@
-//! A list of attempts: by task, newest first, and of each task its newest attempt first. A bounded number of records is
-//! looked at for each page.
+//! The list of attempts: tasks newest first, and within a task the newest attempt first. Each page
+//! reads a bounded number of records.
 
 use baton_core::ids::{TaskId, TenantId};
 use baton_core::record::AttemptRecord;
@@ -25,7 +25,7 @@ struct AttemptFilter {
     daemon: String,
 }
 
-/// The last attempt that was shown.
+/// The last attempt of a page.
 #[derive(Clone, Copy)]
 struct AttemptCursor {
     task: TaskId,
@@ -71,20 +71,20 @@ impl Api {
         let filter = AttemptFilter::new(request)?;
         let tenant = who.tenant.clone();
         let page = move |reader: &RecordReader| filter.page(reader, &tenant, after, size);
-        let mut found = self
+        let mut page = self
             .read_store(page)
             .await?
             .ok_or(ApiFault::NotFound(EntityKind::Task))?;
-        for row in &mut found.rows {
+        for row in &mut page.rows {
             if let Some(attempt) = &mut row.attempt {
                 self.fill_attempt(attempt);
             }
         }
         Ok(v1::ListAttemptsResponse {
-            attempts: found.rows,
-            next_page_token: found
+            attempts: page.rows,
+            next_page_token: page
                 .next
-                .map(|place| paging.token(&place.to_bytes()))
+                .map(|cursor| paging.token(&cursor.to_bytes()))
                 .unwrap_or_default(),
         })
     }
@@ -118,7 +118,7 @@ impl AttemptFilter {
         })
     }
 
-    /// None where the one task that was asked for is not there.
+    /// None if the request names a task that does not exist.
     fn page(
         &self,
         reader: &RecordReader,
@@ -126,61 +126,62 @@ impl AttemptFilter {
         after: Option<AttemptCursor>,
         size: usize,
     ) -> Option<AttemptListPage> {
-        let mut found = AttemptListPage::default();
+        let mut page = AttemptListPage::default();
         if let Some(task) = self.task {
-            let known = reader.newest_task(tenant, task)?;
-            let below = after.map(|place| place.number);
-            self.add_attempts(&known, below, size, &mut found);
-            return Some(found);
+            let stored = reader.newest_task(tenant, task)?;
+            let below = after.map(|cursor| cursor.number);
+            self.add_attempts(&stored, below, size, &mut page);
+            return Some(page);
         }
-        let mut before = after.map(|place| place.task);
-        if let Some(place) = after
-            && let Some(known) = reader.newest_task(tenant, place.task)
+        let mut before = after.map(|cursor| cursor.task);
+        if let Some(cursor) = after
+            && let Some(stored) = reader.newest_task(tenant, cursor.task)
         {
-            self.add_attempts(&known, Some(place.number), size, &mut found);
+            self.add_attempts(&stored, Some(cursor.number), size, &mut page);
         }
-        let mut looked = 0;
-        while found.next.is_none() && looked < limits::LIST_SCAN_RECORDS {
-            let page = reader.tasks(tenant, before, size);
-            looked += size;
-            before = page.next;
-            self.add_tasks(&page.tasks, size, &mut found);
+        let mut scanned = 0;
+        while page.next.is_none() && scanned < limits::LIST_SCAN_RECORDS {
+            let tasks = reader.tasks(tenant, before, size);
+            scanned += size;
+            before = tasks.next;
+            self.add_tasks(&tasks.tasks, size, &mut page);
             if before.is_none() {
-                return Some(found);
+                return Some(page);
             }
         }
-        // The scan ended before the page was full: go on behind the last task looked at.
-        let cut = before.map(|task| AttemptCursor { task, number: 0 });
-        found.next = found.next.or(cut);
-        Some(found)
+        // The scan limit was reached before the page was full: the next page continues after the
+        // last scanned task.
+        let last_scanned = before.map(|task| AttemptCursor { task, number: 0 });
+        page.next = page.next.or(last_scanned);
+        Some(page)
     }
 
-    fn add_tasks(&self, tasks: &[StoredTask], size: usize, found: &mut AttemptListPage) {
-        for known in tasks {
-            if found.next.is_some() {
+    fn add_tasks(&self, tasks: &[StoredTask], size: usize, page: &mut AttemptListPage) {
+        for stored in tasks {
+            if page.next.is_some() {
                 return;
             }
-            self.add_attempts(known, None, size, found);
+            self.add_attempts(stored, None, size, page);
         }
     }
 
-    /// Attempts below this number, as long as there is room; where there is none, `next` says where to go on.
+    /// Adds the attempts with numbers below `below`. If the page gets full, sets `next` to its last
+    /// attempt.
     fn add_attempts(
         &self,
         (spec, record): &StoredTask,
         below: Option<u32>,
         size: usize,
-        found: &mut AttemptListPage,
+        page: &mut AttemptListPage,
     ) {
         let attempts = record.attempts.iter().rev();
         let later = attempts.filter(|a| below.is_none_or(|below| a.number < below));
         for attempt in later.filter(|attempt| self.matches(attempt)) {
-            if found.rows.len() == size {
-                let place = found.rows.last().and_then(cursor_of);
-                found.next = place;
+            if page.rows.len() == size {
+                page.next = page.rows.last().and_then(cursor_of);
                 return;
             }
-            found.rows.push(v1::ListedAttempt {
+            page.rows.push(v1::ListedAttempt {
                 task_id: record.task.to_string(),
                 attempt: Some(task::attempt_message(spec, record, attempt)),
             });
@@ -189,11 +190,11 @@ impl AttemptFilter {
 
     fn matches(&self, attempt: &AttemptRecord) -> bool {
         let state = enums::attempt_state(attempt.state.kind());
-        let there = attempt.daemon_holder().is_some_and(|holder| {
+        let on_daemon = attempt.daemon_holder().is_some_and(|holder| {
             *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
         });
         (self.states.is_empty() || self.states.contains(&state))
-            && (self.daemon.is_empty() || there)
+            && (self.daemon.is_empty() || on_daemon)
     }
 }
 

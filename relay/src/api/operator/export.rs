@@ -1,4 +1,5 @@
-//! Export and verify of a live relay: each reads everything, on a thread of its own that yields to the relay's work.
+//! Export and verify of a running relay. Each reads the whole store, on its own thread with low
+//! priority.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -19,21 +20,22 @@ use crate::archive::{
 use crate::auth::Principal;
 use crate::clock::RelayClock;
 
-/// Bytes of an export in one message: large enough to be few, small enough that a client that does not read holds little.
+/// Bytes of an export in one message: large enough for few messages, small enough that a client
+/// that does not read occupies little memory.
 const EXPORT_CHUNK_BYTES: usize = 256 * 1024;
-/// Between two words about progress.
+/// Time between two progress messages.
 const PROGRESS_INTERVAL_MS: u64 = 500;
-/// Findings that are told one by one; a verify counts all of them.
+/// Findings that are sent in full. The summary counts all of them.
 const FINDINGS_MAX: u64 = 10_000;
-/// How much less urgent than the relay's work (see nice(2)).
+/// Nice value of the thread (see nice(2)), so that the relay's work goes first.
 const NICE_LEVEL: i32 = 10;
 
-/// What exports, imports and verifies share. Clones share it.
+/// The state that exports, imports and verifies share. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct DataTransfers {
     running: Arc<Semaphore>,
     pub(crate) data_dir: Arc<Path>,
-    /// Cancelled when the relay is to start again with imported data.
+    /// Cancelled when the relay must restart with imported data.
     pub(crate) restart: CancellationToken,
 }
 
@@ -47,8 +49,8 @@ impl DataTransfers {
     }
 
     pub(crate) fn acquire(&self) -> Result<OwnedSemaphorePermit, ApiFault> {
-        let place = Arc::clone(&self.running).try_acquire_owned();
-        place.map_err(|_| ApiFault::TransferBusy)
+        let permit = Arc::clone(&self.running).try_acquire_owned();
+        permit.map_err(|_| ApiFault::TransferBusy)
     }
 }
 
@@ -59,13 +61,12 @@ impl Api {
         request: &v1::ExportRequest,
     ) -> Result<ResponseStream<v1::ExportResponse>, ApiFault> {
         require_all_tenants(who)?;
-        let place = self.transfers.acquire()?;
+        let permit = self.transfers.acquire()?;
         let (api, options) = (self.clone(), self.export_options(request));
-        tracing::info!(by = %who.name, ?options, "export begins");
+        tracing::info!(by = %who.name, ?options, "export started");
         self.open_stream(who, |feed| {
             run_on_own_thread("relay-export", move || {
-                let _place = place;
-                api.run_export(options, feed)
+                api.run_export(options, permit, feed)
             })
         })
     }
@@ -81,28 +82,33 @@ impl Api {
     fn run_export(
         &self,
         options: ExportOptions,
+        permit: OwnedSemaphorePermit,
         feed: StreamSender<v1::ExportResponse>,
     ) -> Result<(), ApiFault> {
         use v1::export_response::Item;
-        let (output, mut pace) = (self.output.stored(), ProgressInterval::new(&self.clock));
+        let (output, mut progress_interval) =
+            (self.output.stored(), ProgressInterval::new(&self.clock));
         let chunks = ExportChunkWriter {
             sender: feed.clone(),
             buffer: Vec::with_capacity(EXPORT_CHUNK_BYTES),
         };
         let send = |item| {
             let message = v1::ExportResponse { item: Some(item) };
-            // A client that left is noticed by the next chunk.
+            // If the client has left, writing the next chunk fails.
             let _ = feed.blocking_send(Ok(message));
         };
         let mut watch = |progress: ArchiveProgress| {
-            if pace.is_due() {
+            if progress_interval.is_due() {
                 send(Item::Progress(progress_message(&progress)));
             }
         };
         let exported =
             archive::write_export(&self.archive_source(&output), options, chunks, &mut watch);
         let (exported, _) = exported.map_err(|error| export_fault(&error))?;
-        tracing::info!(bytes = exported.bytes, trailer = ?exported.trailer, "export made");
+        tracing::info!(bytes = exported.bytes, trailer = ?exported.trailer, "export finished");
+        // Released before the last message: a client that has received it may start the next
+        // transfer at once and must not be refused with `transfer_busy`.
+        drop(permit);
         send(Item::Trailer(export_trailer(&exported)));
         Ok(())
     }
@@ -113,12 +119,11 @@ impl Api {
         request: &v1::VerifyRequest,
     ) -> Result<ResponseStream<v1::VerifyResponse>, ApiFault> {
         require_all_tenants(who)?;
-        let place = self.transfers.acquire()?;
+        let permit = self.transfers.acquire()?;
         let (api, with_output) = (self.clone(), request.include_output);
         self.open_stream(who, |feed| {
             run_on_own_thread("relay-verify", move || {
-                let _place = place;
-                api.run_verify(with_output, &feed)
+                api.run_verify(with_output, permit, &feed)
             })
         })
     }
@@ -126,29 +131,33 @@ impl Api {
     fn run_verify(
         &self,
         with_output: bool,
+        permit: OwnedSemaphorePermit,
         feed: &StreamSender<v1::VerifyResponse>,
     ) -> Result<(), ApiFault> {
         use v1::verify_response::Item;
-        let (output, mut pace) = (self.output.stored(), ProgressInterval::new(&self.clock));
+        let (output, mut progress_interval) =
+            (self.output.stored(), ProgressInterval::new(&self.clock));
         let send = |item| {
             let message = v1::VerifyResponse { item: Some(item) };
             feed.blocking_send(Ok(message)).is_ok()
         };
-        let mut told = 0;
-        let mut watch = |seen: VerifyEvent| match seen {
-            VerifyEvent::Progress(progress) if pace.is_due() => {
+        let mut findings = 0;
+        let mut watch = |event: VerifyEvent| match event {
+            VerifyEvent::Progress(progress) if progress_interval.is_due() => {
                 send(Item::Progress(progress_message(&progress)))
             }
             VerifyEvent::Progress(_) => !feed.is_closed(),
             VerifyEvent::Finding(finding) => {
-                told += 1;
-                told > FINDINGS_MAX || send(Item::Finding(finding_message(finding)))
+                findings += 1;
+                findings > FINDINGS_MAX || send(Item::Finding(finding_message(finding)))
             }
         };
         let output_dir = self.transfers.data_dir.join("output");
         let output_dir = with_output.then_some(output_dir.as_path());
         let summary = archive::verify_source(&self.archive_source(&output), output_dir, &mut watch);
         let summary = summary.map_err(|error| verify_fault(&error))?;
+        // Released before the last message, as in `run_export`.
+        drop(permit);
         send(Item::Summary(v1::VerifySummary {
             records: summary.records,
             findings: summary.findings,
@@ -170,7 +179,8 @@ impl Api {
     }
 }
 
-/// Runs the work on a thread of its own, less urgent than others. Dropping the future leaves it to notice by itself.
+/// Runs the work on its own thread with low priority. Dropping the future does not stop the thread;
+/// the work notices that its channel is closed.
 pub(crate) async fn run_on_own_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> Result<T, ApiFault> + Send + 'static,
@@ -179,20 +189,20 @@ pub(crate) async fn run_on_own_thread<T: Send + 'static>(
     let thread = std::thread::Builder::new().name(name.to_owned());
     let started = thread.spawn(move || {
         if let Err(error) = rustix::process::nice(NICE_LEVEL) {
-            tracing::debug!(%error, "the thread is as urgent as others");
+            tracing::debug!(%error, "lowering the thread priority failed");
         }
-        // Nobody may wait any more.
+        // The receiver may have been dropped.
         let _ = done.send(work());
     });
     started.map_err(|error| {
-        tracing::error!(%error, "no thread could be started");
+        tracing::error!(%error, "starting a thread failed");
         ApiFault::Internal
     })?;
-    // A thread that panicked has said so in the log.
+    // The sender is only dropped if the thread panicked, which is logged by the panic hook.
     outcome.await.map_err(|_| ApiFault::Internal)?
 }
 
-/// An export on its way into messages. Full: the export waits for its client.
+/// Splits an export into messages. If the channel is full, the export waits for its client.
 struct ExportChunkWriter {
     sender: StreamSender<v1::ExportResponse>,
     buffer: Vec<u8>,
@@ -201,12 +211,12 @@ struct ExportChunkWriter {
 impl Write for ExportChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = EXPORT_CHUNK_BYTES - self.buffer.len();
-        let some = bytes.len().min(room);
-        self.buffer.extend_from_slice(&bytes[..some]);
+        let taken = bytes.len().min(room);
+        self.buffer.extend_from_slice(&bytes[..taken]);
         if self.buffer.len() == EXPORT_CHUNK_BYTES {
             self.flush()?;
         }
-        Ok(some)
+        Ok(taken)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -222,7 +232,7 @@ impl Write for ExportChunkWriter {
     }
 }
 
-/// Says when there is time for the next word.
+/// Limits how often progress is sent.
 pub(crate) struct ProgressInterval {
     clock: RelayClock,
     next_ms: u64,
@@ -279,14 +289,14 @@ fn export_trailer(exported: &ExportSummary) -> v1::ExportTrailer {
 
 fn export_fault(error: &ExportError) -> ApiFault {
     match error {
-        // The client is gone, so nobody hears this.
+        // The client has left, so it does not receive this fault.
         ExportError::Write(_) | ExportError::Stopped(_) => ApiFault::Stopping,
         ExportError::FellBehind(_) => ApiFault::ExportBehind,
         ExportError::Open(_)
         | ExportError::Output(_)
         | ExportError::ReadOutput(_)
         | ExportError::Read(_) => {
-            tracing::error!(%error, "the export failed");
+            tracing::error!(%error, "export failed");
             ApiFault::Unreadable
         }
     }
@@ -300,7 +310,7 @@ fn verify_fault(error: &VerifyError) -> ApiFault {
         | VerifyError::Archive(_)
         | VerifyError::File { .. }
         | VerifyError::Read(_) => {
-            tracing::error!(%error, "the verify failed");
+            tracing::error!(%error, "verify failed");
             ApiFault::Unreadable
         }
     }

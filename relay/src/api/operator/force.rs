@@ -1,5 +1,5 @@
-//! Operators' verbs on tasks: one at a time, or one verb on many. The reason is checked before anything is looked up; what a
-//! verb may do is the core's to say.
+//! Operator commands on tasks: one task at a time, or one command on many. The reason is checked
+//! before any lookup. The core decides what a command may do.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl Api {
         }
     }
 
-    /// Each row on its own, all of them in one go; what is wrong with one says nothing about the others.
+    /// Runs the command on all tasks at once. Each row succeeds or fails on its own.
     pub(crate) async fn handle_bulk_force(
         &self,
         who: Principal,
@@ -166,7 +166,8 @@ impl Api {
     }
 }
 
-/// The same for everybody who has a verb. The audit is the core's; the log tells the relay's keeper what was asked, without results.
+/// The core's command, logged. The core writes the audit record; the log line shows operators of
+/// the relay what was requested, without the result.
 pub(crate) fn operate_command(
     who: &Principal,
     task: TaskId,
@@ -174,7 +175,7 @@ pub(crate) fn operate_command(
     verb: TaskOperation,
 ) -> OperateTask {
     let (tenant, by) = (who.tenant.clone(), actor(who));
-    tracing::info!(task_id = %task, by = %by.name, %reason, verb = verb.name(), "an operator's verb");
+    tracing::info!(task_id = %task, by = %by.name, %reason, verb = verb.name(), "operator command on a task");
     OperateTask {
         tenant,
         task,
@@ -184,7 +185,7 @@ pub(crate) fn operate_command(
     }
 }
 
-/// The attempt that the caller saw, if they say so.
+/// The attempt that the caller expects to be current, if the request names one.
 fn expected_attempt(attempt_id: &str) -> ValidationResult<Option<AttemptId>> {
     if attempt_id.is_empty() {
         return Ok(None);
@@ -197,8 +198,8 @@ fn check_distinct(field: &str, ids: &[String]) -> ValidationResult<()> {
         return Err(invalid_field(field, InvalidReason::Missing));
     }
     validate::count(field, ids.len(), limits::BULK_FORCE_ROWS)?;
-    let once: BTreeSet<&String> = ids.iter().collect();
-    if once.len() < ids.len() {
+    let distinct: BTreeSet<&String> = ids.iter().collect();
+    if distinct.len() < ids.len() {
         return Err(invalid_field(field, InvalidReason::Duplicate));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Who the relay is and how it is, for operators and for those who wait for it.
+//! `RelayInfo`: identity, version, admission state, disk space and counters of the relay.
 
 use baton_proto::codes::features;
 use baton_proto::v1;
@@ -45,17 +45,18 @@ impl Api {
         }
     }
 
-    /// They are of all tenants, and would tell one of them that what it named belongs to another.
+    /// Counters cover all tenants. Callers of one tenant get none: a counter could reveal that
+    /// an id exists in another tenant.
     fn counters(&self, who: &Principal) -> Vec<v1::CounterValue> {
         if require_all_tenants(who).is_err() {
             return Vec::new();
         }
-        let counted = self.session_context.telemetry.snapshot().into_iter();
-        let shown = counted.map(|(counter, value)| v1::CounterValue {
+        let counters = self.session_context.telemetry.snapshot().into_iter();
+        let values = counters.map(|(counter, value)| v1::CounterValue {
             name: counter.name.to_owned(),
             reason: counter.reason.to_owned(),
             value,
         });
-        shown.collect()
+        values.collect()
     }
 }

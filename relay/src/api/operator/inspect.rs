@@ -1,4 +1,4 @@
-//! One task in full, for whoever has to decide about it: what is armed, what looks wrong, and what to do next, in words.
+//! `Inspect`: one task in full for an operator, with armed timers, diagnoses and the next action.
 
 use baton_core::commands::InspectTask;
 use baton_core::ids::TaskId;
@@ -20,7 +20,7 @@ use crate::api::wire::{enums, timestamp};
 use crate::auth::Principal;
 use crate::dispatcher::RequestRefusal;
 
-/// Events that Inspect shows.
+/// Newest events in the response.
 const RECENT_EVENTS: usize = 50;
 
 impl Api {
@@ -40,7 +40,7 @@ impl Api {
                 view.diagnoses.extend(gap);
                 Ok(self.inspect_response(&view))
             }
-            // The core holds live tasks only; a finished one is read from the store.
+            // The core has live tasks only; a finished task is read from the store.
             Err(RequestRefusal::Rejected(_)) => {
                 let (spec, record) = self.stored_task(&who, task).await?;
                 let diagnoses = self.record_diagnoses(&record);
@@ -60,7 +60,7 @@ impl Api {
         }
     }
 
-    /// What the record and the output log tell together.
+    /// Diagnoses that need the record and the output log only.
     fn record_diagnoses(&self, record: &TaskRecord) -> Vec<TaskDiagnosis> {
         let newest = record.newest_attempt();
         let end = newest.and_then(|attempt| self.output.end(attempt.id.0));
@@ -90,7 +90,7 @@ impl Api {
         let events = event::events_after(spec, record, 0);
         let recent = events.len().saturating_sub(RECENT_EVENTS);
         let mut timers: Vec<_> = view.deadlines.iter().collect();
-        // Those that stand still come last.
+        // Paused timers come last.
         timers.sort_by_key(|timer| (timer.at.is_none(), timer.remaining_ms));
         v1::InspectResponse {
             task: Some(task),
@@ -125,9 +125,9 @@ fn armed_timer(deadline: &DeadlineView, attempt_id: &str) -> v1::ArmedTimer {
     }
 }
 
-fn diagnostic(found: &TaskDiagnosis) -> v1::Diagnostic {
+fn diagnostic(diagnosis: &TaskDiagnosis) -> v1::Diagnostic {
     use v1::DiagnosticCode as Code;
-    let code = match found.problem {
+    let code = match diagnosis.problem {
         TaskProblem::Stuck => Code::Stuck,
         TaskProblem::Orphan => Code::Orphan,
         TaskProblem::Stranded => Code::Stranded,
@@ -138,8 +138,8 @@ fn diagnostic(found: &TaskDiagnosis) -> v1::Diagnostic {
     };
     v1::Diagnostic {
         code: code.into(),
-        attempt_id: found.attempt.to_string(),
-        message: found.message.clone(),
+        attempt_id: diagnosis.attempt.to_string(),
+        message: diagnosis.message.clone(),
     }
 }
 
@@ -157,45 +157,45 @@ fn waits_for(waits: WaitReason) -> v1::WaitsFor {
     }
 }
 
-/// Whether an earlier attempt of it may still run, be it one that this relay does not know.
+/// Whether an earlier attempt may still run, also one from before an import.
 fn is_fenced(waits: Option<WaitReason>) -> bool {
     matches!(waits, Some(WaitReason::Fence | WaitReason::Inheritance))
 }
 
-/// What to do, as a code and in words; the words name the commands.
+/// The next action as a code and as a text that names the commands.
 fn next_action(view: &TaskView) -> (v1::NextAction, String) {
     use v1::NextAction as Next;
     let id = view.record.task;
-    let has = |problem| view.diagnoses.iter().any(|found| found.problem == problem);
+    let has = |problem| view.diagnoses.iter().any(|one| one.problem == problem);
     match view.wait_reason {
         Some(WaitReason::Daemon) => next_action_without_daemon(view, has(TaskProblem::Stranded)),
         Some(WaitReason::Agent) => (
             Next::Dispatchable,
-            "it waits for an agent of its scope to claim it".to_owned(),
+            "nothing to do: an agent of its scope can claim it".to_owned(),
         ),
         Some(WaitReason::Backoff | WaitReason::Fence | WaitReason::Conversation) => (
             Next::WaitingForTime,
             view.waits_for_task.map_or_else(
-                || "nothing to do: it goes on by itself".to_owned(),
+                || "nothing to do: it continues by itself".to_owned(),
                 |turn| format!("nothing to do: turn {turn} of its conversation has to end first"),
             ),
         ),
         Some(WaitReason::Inheritance) => (
             Next::WaitingForTime,
-            "it was inherited and may still run on machines of before; it goes on by itself, or at once with \
-             `baton release-inherited --reason …` when those are down"
+            "it was imported and may still run on machines of the earlier relay; it continues by itself, or at once with \
+             `baton release-inherited --reason …` when those machines are down"
                 .to_owned(),
         ),
         Some(WaitReason::DiskSpace) => (
             Next::WaitingForTime,
-            "the relay's disk is nearly full; it goes on by itself when there is room (`baton info` shows how much is \
-             missing)"
+            "the relay's disk is nearly full; it continues by itself when there is free space (`baton info` shows how \
+             much is needed)"
                 .to_owned(),
         ),
         Some(WaitReason::Pause) => (Next::UnpauseRequired, unpause_advice(view)),
         Some(WaitReason::Person) if view.record.state == TaskState::Running => (
             Next::WaitingForInput,
-            format!("answer what is asked: `baton inbox --task {id}`"),
+            format!("answer the open input: `baton inbox --task {id}`"),
         ),
         Some(WaitReason::Person) => (Next::ResumeRequired, resume_advice(&view.record)),
         None => next_action_by_state(&view.record, has(TaskProblem::Stuck), has(TaskProblem::Orphan)),
@@ -210,25 +210,27 @@ fn next_action_without_daemon(view: &TaskView, stranded: bool) -> (v1::NextActio
         ),
         (Some(need), false) => (
             v1::NextAction::WaitingForDaemon,
-            format!("no connected daemon {need}; one on record would do and is away: bring it back, or start another"),
+            format!(
+                "no connected daemon {need}; a disconnected daemon does: reconnect it, or start another"
+            ),
         ),
         (None, _) => (
             v1::NextAction::WaitingForDaemon,
             match occupied_workspace_message(&view.record) {
-                Some(who) => format!("nothing to do: {who}; it is offered again when that is over"),
-                None => {
-                    "every daemon that may take it is busy, draining or resting; wait, or start another"
-                        .to_owned()
+                Some(message) => {
+                    format!("nothing to do: {message}; it is offered again afterwards")
                 }
+                None => "every suitable daemon is busy, draining or sick; wait, or start another"
+                    .to_owned(),
             },
         ),
     }
 }
 
-/// Who was in its directory when it was last offered, in the daemon's words.
+/// The daemon's message about the attempt that occupied the workspace at the last offer.
 fn occupied_workspace_message(record: &TaskRecord) -> Option<&str> {
-    let before = record.attempts.iter().rev().nth(1)?;
-    let end = before.state.end()?;
+    let previous = record.attempts.iter().rev().nth(1)?;
+    let end = previous.state.end()?;
     let busy = end.failure_code.as_ref()?.as_str() == RejectCode::WorkspaceBusy.as_str();
     end.message.as_deref().filter(|_| busy)
 }
@@ -246,7 +248,7 @@ fn unpause_advice(view: &TaskView) -> String {
         PauseLevel::Scheduler => ("all dispatching", "baton unpause --scheduler".to_owned()),
     };
     format!(
-        "{what} is paused by {}: {}; `{how}` lets it go on",
+        "{what} is paused by {}: {}; `{how}` continues it",
         pause.by, pause.reason
     )
 }
@@ -254,10 +256,11 @@ fn unpause_advice(view: &TaskView) -> String {
 fn resume_advice(record: &TaskRecord) -> String {
     let id = record.task;
     let cause = record.attention.as_ref().map(|attention| attention.cause);
-    // Nobody has said anything to it that it should go on with, so from the beginning is a way as well.
-    let again = match cause {
+    // A task lost in this way has no new instructions to continue with, so a retry from the
+    // beginning is an option too.
+    let retry = match cause {
         Some(AttentionCause::UnsafeLoss | AttentionCause::Poison) => format!(
-            "`baton retry {id} --allow-unsafe --reason …` tries it again from the beginning, "
+            "`baton retry {id} --allow-unsafe --reason …` starts it again from the beginning, "
         ),
         Some(
             AttentionCause::Blocked
@@ -268,23 +271,23 @@ fn resume_advice(record: &TaskRecord) -> String {
         | None => String::new(),
     };
     format!(
-        "look at why it stopped, then `baton resume {id} --reason …` sends it on with what you have to say, \
-         {again}`baton complete {id} --reason …` says that its work is done, or `baton cancel {id}` ends it"
+        "check why it stopped, then choose: `baton resume {id} --reason …` continues it with your instructions, \
+         {retry}`baton complete {id} --reason …` marks its work as done, or `baton cancel {id}` ends it"
     )
 }
 
-/// Whether a retry has to be allowed is decided by the newest attempt, as the core decides it.
+/// As in the core, the newest attempt decides whether a retry needs `--allow-unsafe`.
 fn retry_advice(record: &TaskRecord) -> String {
     let id = record.task;
     if record
         .newest_attempt()
         .is_some_and(|attempt| attempt.retry_safe)
     {
-        return format!("it ended without a result; `baton retry {id} --reason …` tries it again");
+        return format!("it ended without a result; `baton retry {id} --reason …` starts it again");
     }
     format!(
-        "it ended without a result and may have had effects: read `baton output {id}`; \
-         `baton retry {id} --allow-unsafe --reason …` tries it again all the same"
+        "it ended without a result and may have had side effects: check `baton output {id}`; \
+         `baton retry {id} --allow-unsafe --reason …` starts it again"
     )
 }
 
@@ -299,15 +302,15 @@ fn next_action_by_state(
         TaskState::Running if stuck => (
             Next::Running,
             format!(
-                "it may be stuck: read `baton output {id}`; `baton force-release {id} --reason …` gives it to another daemon"
+                "it may be stuck: check `baton output {id}`; `baton force-release {id} --reason …` moves it to another daemon"
             ),
         ),
         TaskState::Running if orphan => (
             Next::Running,
-            "nothing to do yet: its daemon is away and may come back; if it does not, the lease ends the attempt"
+            "nothing to do yet: its daemon is disconnected and may reconnect; otherwise the attempt ends with its lease"
                 .to_owned(),
         ),
-        TaskState::Running => (Next::Running, "nothing to do: it runs".to_owned()),
+        TaskState::Running => (Next::Running, "nothing to do: it is running".to_owned()),
         TaskState::NeedsAttention => (Next::ResumeRequired, resume_advice(record)),
         TaskState::Pending | TaskState::Queued => (
             Next::Dispatchable,

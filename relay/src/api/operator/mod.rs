@@ -1,5 +1,6 @@
-//! The operators' service. What the calls do stands beside: looking (`inspecting.rs`, `attempts.rs`), verbs (`forcing.rs`,
-//! `pausing.rs`), profiles, tokens, care of the data, and who the relay is.
+//! The `Operator` service. Each module implements one group of calls: views (`inspect.rs`,
+//! `attempts.rs`), commands (`force.rs`, `pause.rs`), profiles, tokens, export and import of the
+//! data, and information about the relay.
 
 pub(crate) mod attempts;
 pub(crate) mod export;
@@ -206,7 +207,8 @@ impl Operator for Api {
 }
 
 impl Api {
-    /// All tenants' work is held alike, so nobody of one tenant alone may let it go.
+    /// An import suspends the tasks of all tenants together, so only a caller of all tenants may
+    /// release them.
     async fn release_inherited_tasks(
         &self,
         who: Principal,
@@ -217,12 +219,12 @@ impl Api {
         let (by, why) = (actor(&who), reason.clone());
         let release = ReleaseInherited { by, reason };
         let tasks = self.dispatcher.request(release).await?;
-        tracing::warn!(by = %who.name, reason = %why, tasks, "inherited tasks were released");
+        tracing::warn!(by = %who.name, reason = %why, tasks, "inherited tasks released");
         Ok(v1::ReleaseInheritedResponse { released: tasks })
     }
 }
 
-/// What concerns every tenant is for credentials that reach every tenant.
+/// Refuses credentials of one tenant, for calls that affect all tenants.
 pub(super) fn require_all_tenants(who: &Principal) -> Result<(), ApiFault> {
     match &who.scope {
         TenantScope::One(_) => Err(ApiFault::OneTenantOnly),

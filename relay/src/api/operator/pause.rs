@@ -1,4 +1,4 @@
-//! Pauses of tasks, tenants and all dispatching, and how the scheduler stands.
+//! Pauses of tasks, tenants and all dispatching, and the scheduler's status.
 
 use baton_core::commands::{PauseOutcome, PauseScheduler, ReadSchedulerStatus, UnpauseScheduler};
 use baton_core::ids::{TaskId, TenantId, TenantScope};
@@ -40,7 +40,7 @@ impl Api {
             Target::Scheduler(all) => all_tenants_scope(&who, all)?,
         };
         let by = actor(&who);
-        tracing::warn!(by = %by.name, %reason, scope = %scope_text(&scope), "dispatching is paused");
+        tracing::warn!(by = %by.name, %reason, scope = %scope_text(&scope), "dispatching paused");
         let outcome = self
             .dispatcher
             .request(PauseScheduler { scope, by, reason });
@@ -72,7 +72,7 @@ impl Api {
                     .await
             }
         };
-        // Idempotent: what is not paused is as it should be.
+        // Idempotent: a target that is not paused is not an error.
         let was_paused = match outcome {
             Err(RequestRefusal::Rejected(Rejection::NotPaused)) => false,
             Err(refusal) => return Err(refusal.into()),
@@ -88,7 +88,7 @@ impl Api {
         reason: Option<std::sync::Arc<str>>,
     ) -> Result<(), RequestRefusal> {
         let by = actor(who);
-        tracing::warn!(by = %by.name, scope = %scope_text(&scope), "a pause of dispatching ends");
+        tracing::warn!(by = %by.name, scope = %scope_text(&scope), "dispatching unpaused");
         let unpause = UnpauseScheduler { scope, by, reason };
         self.dispatcher.request(unpause).await
     }
@@ -106,7 +106,7 @@ impl Api {
     }
 }
 
-/// Who belongs to one tenant speaks for that one only.
+/// A caller of one tenant may name only that tenant.
 fn one_tenant_scope(who: &Principal, name: &str) -> Result<TenantScope, ApiFault> {
     let rule = "use 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit";
     let tenant = TenantId::new(name)
@@ -118,7 +118,7 @@ fn one_tenant_scope(who: &Principal, name: &str) -> Result<TenantScope, ApiFault
     }
 }
 
-/// All dispatching belongs to nobody's tenant alone, and stopping it is not an operator's daily work.
+/// A pause of all dispatching affects every tenant, so it needs an administrator of all tenants.
 fn all_tenants_scope(who: &Principal, all: bool) -> Result<TenantScope, ApiFault> {
     if !all {
         return Err(invalid_field("scheduler", InvalidReason::Blank).into());

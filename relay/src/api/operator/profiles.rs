@@ -1,4 +1,5 @@
-//! Named deadline profiles of a tenant. Tasks keep what a name stood for when they were submitted.
+//! Named deadline profiles of a tenant. A task keeps the deadlines that its profile had at
+//! submission.
 
 use baton_core::ids::TenantId;
 use baton_core::task::spec::DeadlineProfile;
@@ -48,10 +49,10 @@ impl Api {
         let profile = deadlines_from_wire(validate::present("profile", request.profile)?);
         submission::check_profile("profile", &profile)?;
         self.check_disk_space()?;
-        let known = self.stored_profile(&who.tenant, &request.name).await;
-        // One that cannot be read is there all the same, and a new one is the way to mend it.
-        let replaced = match known {
-            Ok(known) => known.is_some(),
+        let stored = self.stored_profile(&who.tenant, &request.name).await;
+        // An unreadable profile exists too; overwriting it is the way to repair it.
+        let replaced = match stored {
+            Ok(stored) => stored.is_some(),
             Err(ApiFault::Unreadable) => true,
             Err(fault) => return Err(fault),
         };
@@ -94,8 +95,8 @@ impl Api {
     ) -> Result<v1::DeleteProfileResponse, ApiFault> {
         validate::name("name", &request.name, limits::PROFILE_NAME)?;
         let key = profile_key(&who.tenant, &request.name);
-        let known = self.stored_profile(&who.tenant, &request.name).await;
-        let key = key.filter(|_| matches!(known, Ok(Some(_)) | Err(ApiFault::Unreadable)));
+        let stored = self.stored_profile(&who.tenant, &request.name).await;
+        let key = key.filter(|_| matches!(stored, Ok(Some(_)) | Err(ApiFault::Unreadable)));
         let key = key.ok_or(ApiFault::NotFound(EntityKind::Profile))?;
         self.dispatcher
             .write_records(vec![StoreChange::Delete(key)])
@@ -121,7 +122,7 @@ impl Api {
             walked.map(|_counted| profiles)
         });
         listed.await?.map_err(|error| {
-            tracing::error!(%error, "the profiles cannot be listed");
+            tracing::error!(%error, "listing the profiles failed");
             ApiFault::Unreadable
         })
     }

@@ -1,4 +1,5 @@
-//! Tokens as administrators handle them: made, listed without secrets, revoked. Memory changes after the disk has.
+//! Tokens: administrators create, list and revoke them. Lists contain no secrets. The table in
+//! memory changes only after the record is durable.
 
 use baton_core::ids::{TenantId, TenantScope, TokenId};
 use baton_core::time::WallTime;
@@ -15,7 +16,7 @@ use crate::reader::RecordReader;
 use crate::records;
 use crate::store::{KeyRange, RecordKey, RecordKind, StoreChange, StoreReadError};
 
-/// How a token that covers every tenant names them.
+/// The tenant name of a token for all tenants.
 const ALL_TENANTS: &str = "*";
 
 impl Api {
@@ -28,10 +29,10 @@ impl Api {
         let role = parse_role(request.role)?;
         self.check_disk_space()?;
         let agent_scope = parse_agent_scope(role, request.agent_scope)?;
-        let lives = request
+        let ttl_ms = request
             .ttl_ms
             .map(|ms| validate::in_range("ttl_ms", ms, &limits::TOKEN_TTL_MS));
-        let lives = lives.transpose()?;
+        let ttl_ms = ttl_ms.transpose()?;
         let scope = parse_scope(&who, &request.tenant, role)?;
         let token = Token::generate();
         let now = self.clock.now().wall;
@@ -43,18 +44,18 @@ impl Api {
             agent_scope,
             secret_sha256: token.secret_sha256(),
             created_at: now,
-            expires_at: lives.map(|ms| WallTime(now.0.saturating_add(ms))),
+            expires_at: ttl_ms.map(|ms| WallTime(now.0.saturating_add(ms))),
             revoked_at: None,
             created_by: who.name.to_string(),
         };
         self.dispatcher
             .write_records(vec![token_change(&record)])
             .await?;
-        let shown = token_message(&record);
+        let message = token_message(&record);
         self.token_table.insert(record);
-        tracing::info!(token_id = %token.id, by = %who.name, role = %role, "token made");
+        tracing::info!(token_id = %token.id, by = %who.name, role = %role, "token created");
         Ok(v1::CreateTokenResponse {
-            token: Some(shown),
+            token: Some(message),
             secret: Some(v1::Secret {
                 value: token.reveal(),
             }),
@@ -91,7 +92,7 @@ impl Api {
         })
     }
 
-    /// Idempotent: a token that has ended stays as it is.
+    /// Idempotent: a revoked token keeps its time of revocation.
     pub(crate) async fn handle_revoke_token(
         &self,
         who: Principal,
@@ -120,7 +121,7 @@ impl Api {
     }
 }
 
-/// Every token that was ever made, for the table in memory. One that cannot be read is passed over and counted.
+/// Every stored token, for the table in memory. Unreadable records are skipped and counted.
 pub(crate) fn load_tokens(reader: &RecordReader) -> Result<Vec<TokenRecord>, StoreReadError> {
     let mut tokens = Vec::new();
     for tenant in reader.store().tenants()? {
@@ -136,7 +137,7 @@ pub(crate) fn load_tokens(reader: &RecordReader) -> Result<Vec<TokenRecord>, Sto
     Ok(tokens)
 }
 
-/// The change that makes a token's record durable.
+/// The store change that writes a token's record.
 pub(crate) fn token_change(record: &TokenRecord) -> StoreChange {
     let key = RecordKey::Token {
         tenant: records::scope_text(&record.scope),
@@ -145,7 +146,7 @@ pub(crate) fn token_change(record: &TokenRecord) -> StoreChange {
     StoreChange::Put(key, records::encode(record))
 }
 
-/// An administrator of one tenant sees that tenant's tokens, one of all tenants sees all.
+/// An administrator of one tenant sees its tokens; an administrator of all tenants sees all.
 fn can_see_token(who: &Principal, record: &TokenRecord) -> bool {
     match (&who.scope, &record.scope) {
         (TenantScope::All, _) => true,
@@ -165,7 +166,7 @@ fn parse_scope(who: &Principal, tenant: &str, role: Role) -> Result<TenantScope,
     };
     match (&who.scope, &scope) {
         (TenantScope::All, _) => Ok(scope),
-        (TenantScope::One(own), TenantScope::One(asked)) if own == asked => Ok(scope),
+        (TenantScope::One(own), TenantScope::One(requested)) if own == requested => Ok(scope),
         (TenantScope::One(_), _) => Err(ApiFault::ForeignTenant),
     }
 }

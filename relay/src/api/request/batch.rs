@@ -1,11 +1,11 @@
-//! Many requests at once, in order: all are handed over before any is waited for.
+//! Runs the rows of a batch concurrently: all requests are sent before any reply is awaited.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Drives all futures together and gives their results in their own order. They are first polled in that order, so
-/// what each does before it first waits happens in that order too.
+/// Polls all futures together and returns their results in the given order. The first poll is in
+/// that order too, so requests that a future sends before its first await keep the order.
 pub(crate) async fn join_in_order<F: Future>(
     futures: impl IntoIterator<Item = F>,
 ) -> Vec<F::Output> {

@@ -1,13 +1,14 @@
-//! The caller's trace from a call's metadata, where instrumented clients put it without being told. What a
-//! submission says itself goes before it.
+//! The caller's trace from a call's metadata, where instrumented clients set it automatically. The
+//! `traceparent` field of a submission takes precedence.
 
 use baton_proto::v1::SubmitRequest;
 use tonic::Request;
 
-/// The W3C name, in gRPC metadata as in HTTP.
+/// The W3C header name, used in gRPC metadata as in HTTP.
 const TRACEPARENT: &str = "traceparent";
 
-/// Gives it to each submission that names none. Whether it is valid is decided where all of them are read.
+/// Copies the call's trace to each submission without one. The value is validated with the
+/// submission.
 pub(crate) fn inherit_traceparent<Q>(
     request: &mut Request<Q>,
     submissions: impl FnOnce(&mut Q) -> &mut [SubmitRequest],

@@ -1,6 +1,7 @@
-//! What every handler uses on a request before it looks anything up: shape checks, size limits, page tokens, batches, the caller's trace, limits on live streams.
-//! Nothing here reads stored state or decides about a task.
-//! A failed check becomes an ApiFault; statuses are built in api/error only.
+//! Helpers that handlers apply to a request before any lookup: field checks, size limits, page
+//! tokens, batches, the caller's trace and limits on live streams. This folder reads no stored
+//! state and makes no decision about tasks. A failed check becomes an `ApiFault`; statuses are
+//! built in `api/error`.
 
 pub(crate) mod batch;
 pub(crate) mod caller_trace;

@@ -1,7 +1,8 @@
-//! Opaque page tokens: where a list goes on, bound to the tenant, the list and its conditions.
+//! Opaque page tokens: the position where the next page begins, bound to the tenant, the list
+//! and its filter.
 //!
-//! The seal catches a token of another list, tenant, filter or relay. It is no secret and needs to be none: every read is
-//! confined to the caller's tenant whatever the token says.
+//! The digest detects a token of another list, tenant, filter or relay. It needs no secret, because
+//! every read is confined to the caller's tenant, whatever the token contains.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,14 +16,15 @@ use super::validate::{InvalidReason, ValidationResult, invalid_field};
 
 const TOKEN_DIGEST_BYTES: usize = 16;
 
-/// One list as one caller asked for it.
+/// Creates and checks the page tokens of one list request.
 #[derive(Debug)]
 pub(crate) struct PageTokenCodec {
     context: Sha256,
 }
 
 impl PageTokenCodec {
-    /// `conditions` is everything that selects or orders the rows; a token is good for the same ones only.
+    /// `conditions` is everything that selects or orders the rows. A token is valid only with
+    /// the same conditions.
     pub(crate) fn new(incarnation: Uuid, tenant: &TenantId, list: &str, conditions: &[u8]) -> Self {
         let mut context = Sha256::new();
         context.update(incarnation.as_bytes());
@@ -39,18 +41,20 @@ impl PageTokenCodec {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Where the page begins; none for the first one.
+    /// The position where the page begins; none for the first page.
     pub(crate) fn position(&self, token: &str) -> ValidationResult<Option<Vec<u8>>> {
         if token.is_empty() {
             return Ok(None);
         }
-        let good = limits::PAGE_TOKEN.allows(token);
-        let bytes = good.then(|| URL_SAFE_NO_PAD.decode(token).ok()).flatten();
-        let opened = bytes.and_then(|bytes| {
-            let (seal, position) = bytes.split_at_checked(TOKEN_DIGEST_BYTES)?;
-            (seal == self.digest(position)).then(|| position.to_vec())
+        let within_limit = limits::PAGE_TOKEN.allows(token);
+        let bytes = within_limit
+            .then(|| URL_SAFE_NO_PAD.decode(token).ok())
+            .flatten();
+        let position = bytes.and_then(|bytes| {
+            let (digest, position) = bytes.split_at_checked(TOKEN_DIGEST_BYTES)?;
+            (digest == self.digest(position)).then(|| position.to_vec())
         });
-        opened.map(Some).ok_or_else(bad_token)
+        position.map(Some).ok_or_else(bad_token)
     }
 
     /// The same for positions that are ids.
@@ -61,9 +65,9 @@ impl PageTokenCodec {
     }
 
     fn digest(&self, position: &[u8]) -> [u8; TOKEN_DIGEST_BYTES] {
-        let mut seal = self.context.clone();
-        seal.update(position);
-        let digest: [u8; 32] = seal.finalize().into();
+        let mut hash = self.context.clone();
+        hash.update(position);
+        let digest: [u8; 32] = hash.finalize().into();
         std::array::from_fn(|at| digest[at])
     }
 }
@@ -72,16 +76,16 @@ pub(crate) fn bad_token() -> super::validate::InvalidField {
     invalid_field("page_token", InvalidReason::BadPageToken)
 }
 
-/// Rows of one page: zero asks for the default.
-pub(crate) fn page_size(asked: u32) -> ValidationResult<usize> {
-    page_size_within(asked, limits::PAGE_DEFAULT, limits::PAGE_MAX)
+/// Rows of one page; zero means the default.
+pub(crate) fn page_size(requested: u32) -> ValidationResult<usize> {
+    page_size_within(requested, limits::PAGE_DEFAULT, limits::PAGE_MAX)
 }
 
 /// The same for a list with its own default and limit.
-pub(crate) fn page_size_within(asked: u32, default: u32, most: u32) -> ValidationResult<usize> {
-    let size = if asked == 0 { default } else { asked };
-    if size > most {
-        let (low, high) = (1, most.into());
+pub(crate) fn page_size_within(requested: u32, default: u32, max: u32) -> ValidationResult<usize> {
+    let size = if requested == 0 { default } else { requested };
+    if size > max {
+        let (low, high) = (1, max.into());
         return Err(invalid_field(
             "page_size",
             InvalidReason::OutOfRange {
@@ -94,22 +98,23 @@ pub(crate) fn page_size_within(asked: u32, default: u32, most: u32) -> Validatio
     Ok(size as usize)
 }
 
-/// As many rows as are asked for and fit into a message, and behind which the next page begins. A row may be an empty place.
+/// As many rows as requested and as fit into a message, and the position of the last one if
+/// there are more. A position without a row counts, but adds no message.
 pub(crate) fn cut_page<P, M: Message>(
     rows: impl IntoIterator<Item = (P, Option<M>)>,
     size: usize,
 ) -> (Vec<M>, Option<P>) {
-    let (mut shown, mut bytes, mut last) = (Vec::new(), 0, None);
-    for (count, (place, row)) in rows.into_iter().enumerate() {
+    let (mut messages, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (count, (position, row)) in rows.into_iter().enumerate() {
         let length = row.as_ref().map_or(0, Message::encoded_len);
         if count >= size || (count > 0 && bytes + length > limits::PAGE_BYTES) {
-            return (shown, last);
+            return (messages, last);
         }
         bytes += length;
-        shown.extend(row);
-        last = Some(place);
+        messages.extend(row);
+        last = Some(position);
     }
-    (shown, None)
+    (messages, None)
 }
 
 #[cfg(test)]
@@ -117,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_token_is_good_for_its_own_list_tenant_filter_and_relay_only() {
+    fn a_page_token_is_valid_only_for_its_list_tenant_filter_and_relay() {
         let tenant = |name: &str| TenantId::new(name).unwrap();
         let (relay, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let own = PageTokenCodec::new(relay, &tenant("a"), "tasks", b"state=1");

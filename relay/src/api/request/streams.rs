@@ -1,7 +1,8 @@
-//! Live client streams: how many one token and one tenant may hold open, and what ends them all.
+//! Live response streams: limits for each token and tenant, keepalive, and the end of a stream.
 //!
-//! Each stream is fed by its own task over a small channel. Full: the feeder waits, and what it feeds from (a record, a
-//! log on disk) needs no queue. A stream ends when its client leaves, its credential ends or the relay stops.
+//! Each stream has its own feeder task with a small channel. If the channel is full, the feeder
+//! waits; its source (a record, a log on disk) needs no queue. A stream ends when its client
+//! leaves, its credential expires or is revoked, or the relay stops.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -19,20 +20,20 @@ use crate::api::error::fault::ApiFault;
 use crate::api::error::status;
 use crate::auth::{AuthFault, Principal};
 
-/// Messages between a feeder and its client's connection. Few, because a client that does not read holds all of them,
-/// up to 64 KiB each, beside what HTTP/2 buffers.
+/// Messages between a feeder and its client's connection. Few, because a client that does not read
+/// keeps all of them in memory, up to 64 KiB each, besides the HTTP/2 buffers.
 const STREAM_QUEUE: usize = 2;
 
-/// An empty message goes out this often: proxies end streams that carry nothing for a minute, pings or not.
+/// Interval of empty messages. Proxies close streams without messages for a minute, despite pings.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The answering half of a streaming call.
+/// The response of a streaming call.
 pub(crate) type ResponseStream<T> = BoxStream<T>;
 
-/// How a feeder hands messages over.
+/// The channel of a feeder.
 pub(crate) type StreamSender<T> = mpsc::Sender<Result<T, Status>>;
 
-/// What clients hold open: so much for a token, and so much for a tenant, however many tokens it has.
+/// Limits on open streams: for each token, and for each tenant over all its tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveStreamLimits {
     per_token: KeyedLimit<TokenId>,
@@ -51,19 +52,19 @@ impl LiveStreamLimits {
         &self,
         who: &Principal,
     ) -> Result<(KeyedPermit<TokenId>, KeyedPermit<TenantId>), ApiFault> {
-        let own = self.per_token.acquire(who.token)?;
-        Ok((own, self.per_tenant.acquire(who.tenant.clone())?))
+        let token_permit = self.per_token.acquire(who.token)?;
+        Ok((token_permit, self.per_tenant.acquire(who.tenant.clone())?))
     }
 }
 
-/// How many streams, or calls of one kind, each holder has open. Clones share it.
+/// Limits how many streams, or calls of one kind, each key has open. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyedLimit<K: Eq + Hash> {
     limit: usize,
     in_use: Arc<Mutex<HashMap<K, usize>>>,
 }
 
-/// Dropping it frees the place.
+/// One open stream or call; dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct KeyedPermit<K: Eq + Hash> {
     limit: KeyedLimit<K>,
@@ -78,16 +79,16 @@ impl<K: Clone + Eq + Hash> KeyedLimit<K> {
         }
     }
 
-    pub(crate) fn acquire(&self, holder: K) -> Result<KeyedPermit<K>, ApiFault> {
+    pub(crate) fn acquire(&self, key: K) -> Result<KeyedPermit<K>, ApiFault> {
         let mut open = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(holder.clone()).or_default();
+        let count = open.entry(key.clone()).or_default();
         if *count >= self.limit {
             return Err(ApiFault::TooManyStreams { limit: self.limit });
         }
         *count += 1;
         Ok(KeyedPermit {
             limit: self.clone(),
-            key: holder,
+            key,
         })
     }
 }
@@ -106,7 +107,8 @@ impl<K: Eq + Hash> Drop for KeyedPermit<K> {
 }
 
 impl Api {
-    /// Opens a stream and feeds it until `feed` is done or something ends it. A feeder's fault is the last message.
+    /// Opens a stream and runs its feeder until it is done or the stream ends. A fault of the
+    /// feeder is the last message.
     pub(crate) fn open_stream<T, F>(
         &self,
         principal: &Principal,
@@ -116,12 +118,12 @@ impl Api {
         T: Default + Send + 'static,
         F: Future<Output = Result<(), ApiFault>> + Send + 'static,
     {
-        let place = self.stream_limits.acquire(principal)?;
+        let permits = self.stream_limits.acquire(principal)?;
         let (sender, answers) = mpsc::channel(STREAM_QUEUE);
         let feeding = feed(sender.clone());
         let (principal, clock, stop) = (principal.clone(), self.clock.clone(), self.stop.clone());
         tokio::spawn(async move {
-            let _place = place;
+            let _permits = permits;
             let ended = tokio::select! {
                 ended = feeding => ended,
                 () = principal.ended(&clock) => Err(AuthFault::CredentialEnded.into()),
@@ -130,7 +132,8 @@ impl Api {
                 () = keep_alive(&sender) => Ok(()),
             };
             if let Err(fault) = ended {
-                // A client that does not read cannot be told, and must not hold its feeder.
+                // If the channel is full, the fault is dropped: a client that does not read must
+                // not block this task.
                 let _ = sender.try_send(Err(status::status(&fault)));
             }
         });
@@ -138,7 +141,7 @@ impl Api {
     }
 }
 
-/// For ever. A client that does not read has messages to read, and needs no more.
+/// Runs forever. Sends nothing while the channel has messages that the client has not read.
 async fn keep_alive<T: Default>(sender: &StreamSender<T>) {
     let mut ticks = tokio::time::interval(KEEPALIVE_INTERVAL);
     ticks.tick().await;
@@ -157,21 +160,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_tokens_of_one_tenant_leave_places_to_others() {
+    fn many_tokens_of_one_tenant_leave_streams_for_others() {
         let streams = LiveStreamLimits::new(2, 3);
         let who = |token: u128, tenant: &str| {
             let token = TokenId(Uuid::from_u128(token));
             (token, TenantId::new(tenant).unwrap())
         };
-        let enter = |(token, tenant): (TokenId, TenantId)| {
-            let own = streams.per_token.acquire(token)?;
-            Ok::<_, ApiFault>((own, streams.per_tenant.acquire(tenant)?))
+        let acquire = |(token, tenant): (TokenId, TenantId)| {
+            let permit = streams.per_token.acquire(token)?;
+            Ok::<_, ApiFault>((permit, streams.per_tenant.acquire(tenant)?))
         };
-        let first: Vec<_> = (0..2).map(|_| enter(who(1, "acme")).unwrap()).collect();
-        assert!(enter(who(1, "acme")).is_err(), "this token has its share");
-        let second = enter(who(2, "acme")).unwrap();
-        assert!(enter(who(2, "acme")).is_err(), "this tenant has its share");
-        let other = enter(who(3, "globex")).unwrap();
+        let first: Vec<_> = (0..2).map(|_| acquire(who(1, "acme")).unwrap()).collect();
+        assert!(
+            acquire(who(1, "acme")).is_err(),
+            "the limit of this token is reached"
+        );
+        let second = acquire(who(2, "acme")).unwrap();
+        assert!(
+            acquire(who(2, "acme")).is_err(),
+            "the limit of this tenant is reached"
+        );
+        let other = acquire(who(3, "globex")).unwrap();
         drop((first, second, other));
         assert!(streams.per_token.in_use.lock().unwrap().is_empty());
         assert!(streams.per_tenant.in_use.lock().unwrap().is_empty());

@@ -1,15 +1,16 @@
-//! RPCs that the protocol has and this version does not: each answers UNIMPLEMENTED with the code `unimplemented`.
+//! RPCs of the protocol that this version does not implement. Each fails with UNIMPLEMENTED and the
+//! code `unimplemented`.
 //!
-//! They are turned away after authentication and before decoding, so no handler need exist. Remove a row when its
-//! handler is written.
+//! They are refused after authentication and before decoding, so no handler is needed. Remove an
+//! entry when its handler is written.
 
 const UNIMPLEMENTED_RPCS: &[&str] = &["/baton.v1.Tasks/WatchMany"];
 
-/// The RPC's path, if it is not built.
+/// The RPC's path, if it is not implemented.
 pub(crate) fn unimplemented_rpc(path: &str) -> Option<&'static str> {
     UNIMPLEMENTED_RPCS
         .iter()
-        .find(|unbuilt| **unbuilt == path)
+        .find(|unimplemented| **unimplemented == path)
         .copied()
 }
 
@@ -19,7 +20,7 @@ mod tests {
     use crate::auth::permission::{RpcAccess, access};
 
     #[test]
-    fn every_unbuilt_rpc_is_a_published_one() {
+    fn every_unimplemented_rpc_is_published() {
         for path in UNIMPLEMENTED_RPCS {
             assert!(matches!(access(path), RpcAccess::Roles(_)), "{path}");
             assert_eq!(unimplemented_rpc(path), Some(*path));

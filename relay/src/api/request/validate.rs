@@ -1,7 +1,7 @@
-//! Shape checks: what can be said about a request without looking anything up.
+//! Checks of request fields that need no lookup: length, range, name, path and enum value.
 //!
-//! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
-//! silently, and nothing here reads state, so a bad request cannot leave a trace.
+//! Each check names the field as the proto spells it and fails with its own machine code. No value
+//! is corrected silently. No check reads state, so a malformed request has no effect.
 
 use baton_validation::limits as shared_limits;
 use baton_validation::{InvalidPath, check_path};
@@ -11,16 +11,16 @@ use std::str::FromStr;
 
 use super::limits::{self, TextLimit};
 
-/// A request that no state of the relay could make right.
+/// A field that makes the request invalid, whatever the relay's state is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {why}")]
 pub struct InvalidField {
-    /// In the proto's spelling, e.g. `spec.prompt`.
+    /// As the proto spells it, e.g. `spec.prompt`.
     pub field: String,
     pub why: InvalidReason,
 }
 
-/// What is wrong with the field. Each has its own machine code in `status.rs`.
+/// What is wrong with a field. Each reason has its own machine code in `status.rs`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidReason {
     #[error("is missing")]
@@ -35,30 +35,30 @@ pub enum InvalidReason {
     OutOfRange { value: u64, low: u64, high: u64 },
     #[error("is not an id")]
     MalformedId,
-    #[error("is not a good name: {rule}")]
+    #[error("is not a valid name: {rule}")]
     MalformedName { rule: &'static str },
-    #[error("has a bad label: {rule}")]
+    #[error("has an invalid label: {rule}")]
     BadLabel { rule: &'static str },
-    #[error("is not a good path: {rule}")]
+    #[error("is not a valid path: {rule}")]
     BadPath { rule: &'static str },
     #[error("is not a SHA-256")]
     BadDigest,
-    #[error("is not a time")]
+    #[error("is not a valid time")]
     BadTime,
-    #[error("has a zero byte")]
+    #[error("contains a zero byte")]
     ZeroByte,
-    /// Never guessed at.
-    #[error("has the value {number}, which this version does not know")]
+    /// Unknown values are refused, never replaced by a default.
+    #[error("has the unknown value {number}")]
     UnknownEnumValue { number: i32 },
-    #[error("cannot stand together with {with}")]
+    #[error("cannot be combined with {with}")]
     Conflict { with: &'static str },
-    #[error("has an item twice")]
+    #[error("contains a duplicate")]
     Duplicate,
-    #[error("is not among what the question offers")]
+    #[error("is not an answer that the question offers")]
     NotOffered,
-    #[error("reaches further than this agent can take")]
+    #[error("must be `once`: this agent cannot apply a permission to the whole attempt")]
     OnceOnly,
-    /// Opaque, and not one that this relay gave to this tenant for this list.
+    /// Not issued by this relay to this tenant for this list.
     #[error("is not a page token of this list")]
     BadPageToken,
 }
@@ -84,7 +84,8 @@ pub fn present<T>(field: &str, value: Option<T>) -> ValidationResult<T> {
     value.ok_or_else(|| invalid_field(field, InvalidReason::Missing))
 }
 
-/// May be empty. A zero byte can stand in no argument, path or environment, so it stands in no text.
+/// The text may be empty. Zero bytes are refused because no argument, path or environment variable
+/// can contain one.
 pub fn text(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     if !limit.allows(value) {
         return Err(invalid_field(field, InvalidReason::TooLong { limit }));
@@ -104,7 +105,7 @@ pub fn not_blank(field: &str, value: &str, limit: TextLimit) -> ValidationResult
     }
 }
 
-/// Empty is absent; present must say something.
+/// An empty text counts as absent; any other text must not be blank.
 pub fn optional(field: &str, value: String, limit: TextLimit) -> ValidationResult<Option<String>> {
     if value.is_empty() {
         return Ok(None);
@@ -139,7 +140,8 @@ pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> ValidationResul
         .map_err(|_| invalid_field(field, InvalidReason::UnknownEnumValue { number }))
 }
 
-/// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
+/// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and
+/// shells.
 pub fn name(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     not_blank(field, value, limit)?;
     let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
@@ -148,7 +150,7 @@ pub fn name(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> 
         .ok_or_else(|| invalid_field(field, InvalidReason::MalformedName { rule }))
 }
 
-/// Agents, token names and daemons are named by people: anything printable without control characters.
+/// A name that people choose (agents, tokens, daemons): anything without control characters.
 pub fn title(field: &str, value: &str, limit: TextLimit) -> ValidationResult<()> {
     not_blank(field, value, limit)?;
     let rule = "use printable characters";
@@ -194,7 +196,7 @@ pub fn environment(
         let good = !key.is_empty()
             && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
             && !key.starts_with(|c: char| c.is_ascii_digit());
-        let rule = "environment names have A-Z, a-z, 0-9 and '_' and begin with no digit";
+        let rule = "use A-Z, a-z, 0-9 and '_' in variable names, not beginning with a digit";
         if !good {
             return Err(invalid_field(field, InvalidReason::MalformedName { rule }));
         }
@@ -211,7 +213,8 @@ pub fn arguments(field: &str, argv: &[String]) -> ValidationResult<()> {
     };
     let limit = TextLimit::Bytes(limits::ARGV_BYTES);
     not_blank(field, program, limit)?;
-    argv.iter().try_for_each(|word| text(field, word, limit))
+    argv.iter()
+        .try_for_each(|argument| text(field, argument, limit))
 }
 
 pub fn total(
@@ -226,7 +229,8 @@ pub fn total(
     Ok(())
 }
 
-/// A file beneath the workspace, in one spelling: the daemon checks again with the kernel's help.
+/// A relative path below the workspace in its only valid spelling. The daemon resolves it again
+/// with the kernel, because symbolic links are not visible here.
 pub fn artifact_path(field: &str, path: &str) -> ValidationResult<()> {
     not_blank(field, path, limits::ARTIFACT_PATH)?;
     let bad = |fault: InvalidPath| {
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn good_shapes_pass() {
+    fn valid_fields_pass() {
         id::<TaskId>("id", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10").unwrap();
         not_blank("f", "Ünïcode ✓", TextLimit::Chars(9)).unwrap();
         assert_eq!(optional("f", String::new(), FEW), Ok(None));
@@ -279,13 +283,13 @@ mod tests {
     }
 
     fn reason_of<T: std::fmt::Debug>(checked: ValidationResult<T>) -> InvalidReason {
-        let fault = checked.expect_err("this shape is bad");
+        let fault = checked.expect_err("the check must fail");
         assert_eq!(fault.field, "f");
         fault.why
     }
 
     #[test]
-    fn each_bad_text_has_its_own_fault() {
+    fn each_invalid_text_has_its_own_reason() {
         let long = "x".repeat(300);
         assert_eq!(reason_of(id::<TaskId>("f", "")), InvalidReason::Missing);
         for bad in [
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_number_and_collection_has_its_own_fault() {
+    fn each_invalid_number_and_collection_has_its_own_reason() {
         let (value, low, high) = (101, 0, 100);
         let range = InvalidReason::OutOfRange { value, low, high };
         assert_eq!(reason_of(in_range("f", value, &limits::PRIORITY)), range);
@@ -375,7 +379,7 @@ mod tests {
         ));
     }
 
-    /// Pieces of which both good and bad paths are made.
+    /// Builds valid and invalid paths from parts.
     fn path() -> impl Strategy<Value = String> {
         let part = prop_oneof![
             4 => "[a-z0-9._ -]{1,8}",
@@ -392,28 +396,28 @@ mod tests {
         })
     }
 
-    /// As a kernel would walk it, from a directory of some depth.
-    fn walked(path: &str) -> Option<Vec<String>> {
-        let mut place = Vec::new();
+    /// The components after resolution as a kernel does it; none if the path leaves its directory.
+    fn resolved(path: &str) -> Option<Vec<String>> {
+        let mut components = Vec::new();
         for part in Path::new(path).components() {
             match part {
-                Component::Normal(name) => place.push(name.to_string_lossy().into_owned()),
+                Component::Normal(name) => components.push(name.to_string_lossy().into_owned()),
                 Component::CurDir => {}
                 Component::ParentDir => {
-                    place.pop()?;
+                    components.pop()?;
                 }
                 Component::RootDir | Component::Prefix(_) => return None,
             }
         }
-        Some(place)
+        Some(components)
     }
 
     proptest! {
         #[test]
-        fn a_path_that_passes_stays_below_and_has_one_spelling(path in path()) {
+        fn a_valid_path_stays_below_the_workspace_and_is_normalized(path in path()) {
             if artifact_path("f", &path).is_ok() {
-                let place = walked(&path).expect("it does not leave the workspace");
-                prop_assert!(place.join("/") == path, "another spelling");
+                let components = resolved(&path).expect("the path stays below the workspace");
+                prop_assert!(components.join("/") == path, "not the only spelling");
                 prop_assert!(!path.contains(['\0', '\\']));
             }
         }

@@ -1,6 +1,6 @@
-//! What outlives an attempt, for clients: progress, checkpoints, what is parked, and the words that park it and send it on.
+//! Calls about a task's goal: progress, checkpoints, the list of parked tasks, block and resume.
 //!
-//! Reasons are checked first of all, before the id is even parsed into something to look up.
+//! Reasons are checked first, before ids are parsed.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::auth::Principal;
 use crate::dispatcher::RequestRefusal;
 use crate::reader::RecordReader;
 
-/// A parked task with what was last said of its progress.
+/// A parked task with its stored progress.
 type ParkedTaskRow = (Arc<TaskRecord>, Arc<TaskSpec>, Option<Arc<ProgressRecord>>);
 
 impl Api {
@@ -85,7 +85,7 @@ impl Api {
         Ok(v1::BlockTaskResponse { task: Some(task) })
     }
 
-    /// Shows the task after a change of its goal. Progress that cannot be read is left out.
+    /// The task's message after a goal update. Unreadable progress is left out.
     async fn task_after_progress(
         &self,
         record: &TaskRecord,
@@ -133,7 +133,8 @@ impl Api {
         })
     }
 
-    /// Somebody else sent it on: says who. Of a task that was sent on more than once, who did so from what the caller saw.
+    /// The fault for an attempt that another caller resumed or picked up, with that caller's
+    /// name. If it happened more than once, the attempt that this caller saw decides.
     pub(crate) async fn resumed_by_fault(
         &self,
         who: &Principal,
@@ -143,10 +144,10 @@ impl Api {
         let Ok((_, record)) = self.stored_task(who, task).await else {
             return ApiFault::Refused(Rejection::HandedOff);
         };
-        let meant = |attempt: &&AttemptRecord| seen.is_none_or(|seen| attempt.id == seen);
-        let handed = record.attempts.iter().rev().filter(meant);
-        let to = handed.filter_map(|attempt| attempt.handed_off_to.as_deref());
-        match to.map(str::to_owned).next() {
+        let matches = |attempt: &&AttemptRecord| seen.is_none_or(|seen| attempt.id == seen);
+        let attempts = record.attempts.iter().rev().filter(matches);
+        let mut takers = attempts.filter_map(|attempt| attempt.handed_off_to.as_deref());
+        match takers.next().map(str::to_owned) {
             Some(by) => ApiFault::ResumedBy { by },
             None => ApiFault::Refused(Rejection::HandedOff),
         }
@@ -158,10 +159,10 @@ impl Api {
         request: v1::ListBlockedRequest,
     ) -> Result<v1::ListBlockedResponse, ApiFault> {
         let scope = validate::optional("agent_scope", request.agent_scope, limits::NAME)?;
-        // An agent is shown what it may pick up.
+        // An agent sees only the tasks that it may pick up.
         let agent_scope: Option<Arc<str>> = who.agent_scope.clone().or(scope.map(Into::into));
-        let (default, most) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
-        let size = paging::page_size_within(request.page_size, default, most)?;
+        let (default, max) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
+        let size = paging::page_size_within(request.page_size, default, max)?;
         let causes = parse_causes(&request.causes)?;
         let mut conditions: Vec<u8> = request
             .causes
@@ -172,10 +173,10 @@ impl Api {
         let paging = self.page_tokens(&who, "blocked", &conditions);
         let after = paging.position(&request.page_token)?;
         let after = after
-            .map(|place| parse_parked_position(&place))
+            .map(|position| parse_parked_position(&position))
             .transpose()?;
         let tenant = who.tenant.clone();
-        // One more than the page shows whether there is a next one.
+        // One row more than the page shows whether there is a next page.
         let list = ListParkedTasks {
             tenant,
             causes,
@@ -195,7 +196,7 @@ impl Api {
             )
         });
         let (tasks, last) = paging::cut_page(rows, size);
-        let next = last.flatten().map(|place| paging.token(&place));
+        let next = last.flatten().map(|position| paging.token(&position));
         Ok(v1::ListBlockedResponse {
             tasks,
             next_page_token: next.unwrap_or_default(),
@@ -218,14 +219,14 @@ impl Api {
             (progress, reader.checkpoint(&tenant, task, newest))
         };
         let (progress, checkpoint) = self.read_store(read).await?;
-        let mut whole = self.current_task_message(&record).await?;
-        whole.progress = progress
+        let mut task_message = self.current_task_message(&record).await?;
+        task_message.progress = progress
             .as_deref()
             .map(|progress| goal::progress(progress, newest));
         let now = self.clock.now().wall;
         Ok(v1::GetBlockedResponse {
             blocked: Some(blocked_task_message(&(record, spec, progress), now)),
-            task: Some(whole),
+            task: Some(task_message),
             checkpoint: checkpoint.as_deref().map(goal::checkpoint),
         })
     }
@@ -235,8 +236,8 @@ impl Api {
         who: Principal,
         request: v1::ListCheckpointsRequest,
     ) -> Result<v1::ListCheckpointsResponse, ApiFault> {
-        let most = u32::try_from(baton_core::goal::progress::MAX_CHECKPOINTS).unwrap_or(u32::MAX);
-        let size = paging::page_size_within(request.page_size, most, most)?;
+        let max = u32::try_from(baton_core::goal::progress::MAX_CHECKPOINTS).unwrap_or(u32::MAX);
+        let size = paging::page_size_within(request.page_size, max, max)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let paging = self.page_tokens(&who, "checkpoints", task.0.as_bytes());
         let before = match paging.position(&request.page_token)? {
@@ -245,7 +246,8 @@ impl Api {
         };
         let (_, record) = self.stored_task(&who, task).await?;
         let (tenant, total) = (who.tenant.clone(), record.checkpoint_count);
-        // A checkpoint may be stored ahead of its record; the record says which count.
+        // A checkpoint may be stored before its task record; only those counted in the record are
+        // listed.
         let upto = before.map_or(total, |before| total.min(before.saturating_sub(1)));
         let list = move |reader: &RecordReader| reader.checkpoints(&tenant, task, upto, size + 1);
         let found = self.read_store(list).await?;
@@ -261,7 +263,7 @@ impl Api {
         })
     }
 
-    /// What is stored of a task's progress; none before the first word of it.
+    /// The stored progress of a task; none before its first update.
     pub(crate) async fn progress_of(
         &self,
         record: &TaskRecord,
@@ -281,7 +283,7 @@ fn load_progress(
     reader: &RecordReader,
 ) -> Vec<ParkedTaskRow> {
     let row = |(record, spec): (Arc<TaskRecord>, Arc<TaskSpec>)| {
-        // What cannot be read is counted, and the rest of the row is as good.
+        // An unreadable progress record is counted; the row is still listed.
         let progress = reader.progress(&record.tenant, record.task).ok().flatten();
         (record, spec, progress)
     };
@@ -332,7 +334,7 @@ fn resume_request(
         validate::not_blank(field, &answer.answer, limit)?;
     }
     let pair =
-        |said: &v1::ResumeAnswer| (said.question.as_str().into(), said.answer.as_str().into());
+        |sent: &v1::ResumeAnswer| (sent.question.as_str().into(), sent.answer.as_str().into());
     Ok(ResumeInstructions {
         by: Arc::clone(&who.name),
         reason,
@@ -349,8 +351,8 @@ pub(crate) fn check_update(update: &v1::ProgressUpdate) -> ValidationResult<()> 
         cursor,
         evidence,
     } = update;
-    let told = summary.is_some() || cursor.is_some();
-    if !told && completed_items.is_empty() && failed_items.is_empty() && evidence.is_empty() {
+    let has_text = summary.is_some() || cursor.is_some();
+    if !has_text && completed_items.is_empty() && failed_items.is_empty() && evidence.is_empty() {
         return Err(invalid_field("update", InvalidReason::Missing));
     }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -376,7 +378,7 @@ pub(crate) fn check_update(update: &v1::ProgressUpdate) -> ValidationResult<()> 
     check_evidence("update.evidence", evidence)
 }
 
-/// Also for checkpoints that agents write by a call of their own.
+/// For progress updates and for checkpoints.
 pub(crate) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> ValidationResult<()> {
     validate::count(field, evidence.len(), limits::MAX_EVIDENCE)?;
     for one in evidence {
@@ -388,8 +390,8 @@ pub(crate) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> Validati
     Ok(())
 }
 
-fn parse_causes(asked: &[i32]) -> ValidationResult<Vec<AttentionCause>> {
-    validate::count("causes", asked.len(), limits::MAX_FILTER_STATES)?;
+fn parse_causes(numbers: &[i32]) -> ValidationResult<Vec<AttentionCause>> {
+    validate::count("causes", numbers.len(), limits::MAX_FILTER_STATES)?;
     let one = |number: &i32| {
         let cause: v1::AttentionCause = validate::enumeration("causes", *number)?;
         match cause {
@@ -405,15 +407,15 @@ fn parse_causes(asked: &[i32]) -> ValidationResult<Vec<AttentionCause>> {
             v1::AttentionCause::ReceiptsMissing => Ok(AttentionCause::ReceiptsMissing),
         }
     };
-    asked.iter().map(one).collect()
+    numbers.iter().map(one).collect()
 }
 
-/// Where a page ended: the time of the park, then the task.
+/// The position of a parked task in the list: the time it was parked, then its id.
 fn parked_position(record: &TaskRecord) -> Option<Vec<u8>> {
     let since = record.attention.as_ref()?.since;
-    let mut place = since.0.to_be_bytes().to_vec();
-    place.extend_from_slice(record.task.0.as_bytes());
-    Some(place)
+    let mut position = since.0.to_be_bytes().to_vec();
+    position.extend_from_slice(record.task.0.as_bytes());
+    Some(position)
 }
 
 fn parse_parked_position(position: &[u8]) -> ValidationResult<ParkedListCursor> {

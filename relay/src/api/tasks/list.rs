@@ -1,4 +1,5 @@
-//! Which tasks a list shows, and one page of them: newest first, within the tenant, a bounded number of records looked at.
+//! The filter of the task list, and one page of it: newest first, within the tenant. A page reads a
+//! bounded number of records.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::api::wire::enums;
 use crate::auth::Principal;
 use crate::reader::{RecordReader, StoredTask};
 
-/// Everything of a list request that selects rows.
+/// The parts of a list request that select rows, for the page token.
 pub(crate) fn filter_bytes(request: &v1::ListTasksRequest) -> Vec<u8> {
     let selecting = v1::ListTasksRequest {
         page_size: 0,
@@ -24,7 +25,7 @@ pub(crate) fn filter_bytes(request: &v1::ListTasksRequest) -> Vec<u8> {
     selecting.encode_to_vec()
 }
 
-/// Which tasks a list shows.
+/// Selects the tasks of a list.
 #[derive(Debug)]
 pub(crate) struct TaskFilter {
     states: Vec<v1::TaskState>,
@@ -36,7 +37,7 @@ pub(crate) struct TaskFilter {
     who: Principal,
 }
 
-/// One page of what the filter lets through.
+/// One page of the tasks that match the filter.
 #[derive(Debug, Default)]
 pub(crate) struct TaskListPage {
     pub(crate) tasks: Vec<StoredTask>,
@@ -74,7 +75,7 @@ impl TaskFilter {
         })
     }
 
-    /// Looks at no more than a bounded number of records; a page may be short and still have a next one.
+    /// Reads a bounded number of records. A short page may still have a next page.
     pub(crate) fn page(
         &self,
         reader: &RecordReader,
@@ -82,38 +83,39 @@ impl TaskFilter {
         mut before: Option<TaskId>,
         size: usize,
     ) -> TaskListPage {
-        let mut found = TaskListPage::default();
-        let mut looked = 0;
-        while looked < limits::LIST_SCAN_RECORDS {
-            let wanted = size - found.tasks.len();
+        let mut result = TaskListPage::default();
+        let mut scanned = 0;
+        while scanned < limits::LIST_SCAN_RECORDS {
+            let wanted = size - result.tasks.len();
             let page = reader.tasks(tenant, before, wanted);
-            looked += wanted;
-            found.unreadable += page.unreadable;
+            scanned += wanted;
+            result.unreadable += page.unreadable;
             let past = page
                 .tasks
                 .last()
                 .is_some_and(|(_, oldest)| oldest.created.0 < self.since_ms);
-            found
+            result
                 .tasks
                 .extend(page.tasks.into_iter().filter(|task| self.matches(task)));
-            // Older ones come after; none of them can be recent enough.
-            found.next = if past { None } else { page.next };
-            before = found.next;
-            if found.next.is_none() || found.tasks.len() == size {
+            // All following tasks are older than `since`.
+            result.next = if past { None } else { page.next };
+            before = result.next;
+            if result.next.is_none() || result.tasks.len() == size {
                 break;
             }
         }
-        found
+        result
     }
 
     fn matches(&self, (spec, record): &StoredTask) -> bool {
         let state = enums::task_state(record.state);
         let has = |(key, value): (&String, &String)| spec.labels.get(key) == Some(value);
-        let either = |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
+        let matches_text =
+            |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
         self.who.can_see(spec)
             && (self.states.is_empty() || self.states.contains(&state))
-            && either(&self.agent, Some(&spec.agent))
-            && either(&self.conversation_id, spec.conversation_id.as_deref())
+            && matches_text(&self.agent, Some(&spec.agent))
+            && matches_text(&self.conversation_id, spec.conversation_id.as_deref())
             && self.labels.iter().all(has)
             && record.created.0 >= self.since_ms
             && (self.daemon.is_empty() || self.is_held_by_daemon(record))

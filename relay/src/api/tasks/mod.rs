@@ -1,4 +1,5 @@
-//! The clients' service: submit, look, follow, cancel. What it knows of goals is in `goals.rs`.
+//! The `Tasks` service: submit, get, list, watch, read output and cancel. Calls about goals are in
+//! `goal.rs`.
 
 pub(crate) mod goal;
 pub(crate) mod list;
@@ -38,7 +39,7 @@ use crate::dispatcher::RequestRefusal;
 use crate::reader::{RecordReader, StoredTask};
 use submit::CheckedSubmission;
 
-/// A submission that meets full queues waits this long and tries again, a few times.
+/// A submission that finds the queue full waits this long before each of a few more tries.
 const ADMISSION_WAIT: Duration = Duration::from_millis(50);
 const ADMISSION_TRIES: u32 = 5;
 
@@ -211,7 +212,8 @@ impl Api {
         if request.tasks.is_empty() {
             return Err(invalid_field("tasks", InvalidReason::Missing).into());
         }
-        // Rows with a key may be known; each is asked on its own.
+        // A row with an idempotency key may be a repeat, which is accepted even if the disk is
+        // full. `check_submission` decides that for each row.
         if request
             .tasks
             .iter()
@@ -237,21 +239,21 @@ impl Api {
         Ok(v1::SubmitManyResponse { results })
     }
 
-    /// Waits briefly where the queues are full, then lets the refusal stand.
+    /// Retries a few times while the queue is full, then returns the refusal.
     pub(super) async fn submit_with_retry<C: Command>(
         &self,
         spec: &Arc<TaskSpec>,
         digest: [u8; 32],
         command: impl Fn(SubmitTask) -> C,
     ) -> Result<C::Reply, RequestRefusal> {
-        let kept = self.dispatcher.store_body(&spec.prompt).await?;
+        let body_pin = self.dispatcher.store_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
             let (spec, task) = (spec.clone(), TaskId(self.ids.next_id()));
             let submit = command(SubmitTask { task, spec, digest });
             match self
                 .dispatcher
-                .request_with_body(submit, kept.clone())
+                .request_with_body(submit, body_pin.clone())
                 .await
             {
                 Err(RequestRefusal::Rejected(Rejection::QueueFull(_)))
@@ -265,7 +267,7 @@ impl Api {
         }
     }
 
-    /// A repeated submission is answered with what the first one fixed.
+    /// The stored spec of a repeated submission: its reply shows what the first one defined.
     async fn stored_spec(
         &self,
         sent: &Arc<TaskSpec>,
@@ -296,11 +298,11 @@ impl Api {
         let paused = |reader: &RecordReader| (reader.scheduler(), reader.pauses());
         let (scheduler, pauses) = self.read_store(paused).await?;
         let now = self.clock.now().wall;
-        task::fill_wait_reason(&mut task, &record, (&scheduler, &pauses), now);
+        task::fill_wait_reason(&mut task, &record, &scheduler, &pauses, now);
         Ok(v1::GetTaskResponse { task: Some(task) })
     }
 
-    /// What only the output log knows: how far output is durable, and how much of it was cut.
+    /// Fills in the fields that only the output log has: the durable offset and the cut bytes.
     pub(super) fn fill_output(&self, task: &mut v1::Task) {
         for attempt in &mut task.attempts {
             self.fill_attempt(attempt);
@@ -311,7 +313,8 @@ impl Api {
         let id = attempt.attempt_id.parse::<AttemptId>();
         let end = id.ok().and_then(|id| self.output.end(id.0));
         if let (Some(view), Some(end)) = (attempt.output.as_mut(), end) {
-            // A cut of unknown length has a length in the log, because everything there has.
+            // In the log, a cut of unknown length has a placeholder length (`open_bytes`), which
+            // must not count as output.
             let known = end.durable - end.open_bytes;
             view.ends_open = end.open_bytes > 0;
             view.bytes = if view.ends_open {
@@ -324,18 +327,19 @@ impl Api {
         }
     }
 
-    /// A task that the caller may see; any other one is not found like one that never was.
+    /// A task that the caller may see. Any other task gets the same fault as one that does not
+    /// exist.
     pub(super) async fn stored_task(
         &self,
         who: &Principal,
         task: TaskId,
     ) -> Result<StoredTask, ApiFault> {
         let tenant = who.tenant.clone();
-        let found = self
+        let stored = self
             .read_store(move |reader| reader.newest_task(&tenant, task))
             .await?;
-        let seen = found.filter(|(spec, _)| who.can_see(spec));
-        seen.ok_or(ApiFault::NotFound(EntityKind::Task))
+        let visible = stored.filter(|(spec, _)| who.can_see(spec));
+        visible.ok_or(ApiFault::NotFound(EntityKind::Task))
     }
 
     async fn list_tasks(
@@ -357,7 +361,7 @@ impl Api {
         let task = |(spec, record): &StoredTask| {
             let mut task =
                 task::task_message(spec, record, &self.config, TaskDetail::NewestAttempt);
-            task::fill_wait_reason(&mut task, record, (&scheduler, &pauses), now);
+            task::fill_wait_reason(&mut task, record, &scheduler, &pauses, now);
             task
         };
         Ok(v1::ListTasksResponse {
@@ -416,7 +420,8 @@ impl Api {
     }
 }
 
-/// Of the body as sent; maps are sorted on the wire, so equal bodies have equal digests. Only a key asks for it.
+/// The digest of the spec as sent; zeroes without an idempotency key, which alone needs it. Maps
+/// are encoded in sorted order, so equal specs have equal digests.
 pub(super) fn submission_digest(request: &v1::SubmitRequest) -> [u8; 32] {
     match &request.spec {
         Some(spec) if !request.idempotency_key.is_empty() => {

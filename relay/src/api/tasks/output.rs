@@ -1,7 +1,9 @@
-//! One attempt's output as a stream: from an offset, in order, without gaps; what is missing is said by a cut.
+//! Streams one attempt's output from an offset, in order and without gaps. Missing bytes are
+//! reported as a cut.
 //!
-//! With `follow` it goes on until the attempt has ended and everything stored of it was sent. A terminal frame reaches
-//! the core only after its output is durable, so at the end of an attempt its output is complete.
+//! With `follow`, the stream continues until the attempt has ended and all its stored output was
+//! sent. A terminal frame reaches the core only after its output is durable, so the output of an
+//! ended attempt is complete.
 
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ use crate::reader::RecordReader;
 use crate::session::VISIBLE_BIT;
 use crate::task_watchers::TaskSubscription;
 
-/// Read from the log at one time.
+/// Bytes of one read from the log.
 const READ_BYTES: usize = 256 * 1024;
 
 impl Api {
@@ -32,14 +34,14 @@ impl Api {
         request: v1::ReadOutputRequest,
     ) -> Result<ResponseStream<v1::ReadOutputResponse>, ApiFault> {
         let (task, attempt) = self.named_attempt(&who.tenant, &request).await?;
-        let tail = self.subscribe_task(task, 0)?;
+        let subscription = self.subscribe_task(task, 0)?;
         let (_, record) = self.stored_task(&who, task).await?;
         let attempt = match attempt {
             Some(id) => record.attempt(id),
             None => record.newest_attempt(),
         };
         let attempt = attempt.ok_or(ApiFault::NotFound(EntityKind::Attempt))?;
-        let reading = OutputStreamer {
+        let streamer = OutputStreamer {
             log: self.output.clone(),
             attempt: attempt.id,
             next_offset: request.from_offset,
@@ -50,10 +52,12 @@ impl Api {
             },
         };
         let record = record.clone();
-        self.open_stream(&who, |feed| reading.run(tail, record, request.follow, feed))
+        self.open_stream(&who, |feed| {
+            streamer.run(subscription, record, request.follow, feed)
+        })
     }
 
-    /// The task and, where the caller named it, the attempt.
+    /// The task and, if the caller named it, the attempt.
     async fn named_attempt(
         &self,
         tenant: &TenantId,
@@ -79,7 +83,8 @@ impl Api {
     }
 }
 
-/// Ids are made in time order, so an attempt's task is among those made before it, and most often the last of them.
+/// Finds the task of an attempt. Ids are ordered by time, so the search goes back from the
+/// attempt's own id, and mostly ends at the first task.
 fn task_of_attempt(reader: &RecordReader, tenant: &TenantId, attempt: AttemptId) -> Option<TaskId> {
     let mut before = Some(TaskId(attempt.0));
     for _ in 0..limits::LIST_SCAN_RECORDS / limits::PAGE_MAX as usize {
@@ -101,21 +106,21 @@ struct OutputStreamer {
     attempt: AttemptId,
     /// The next byte to send.
     next_offset: u64,
-    /// Bytes that the client still wants.
+    /// Bytes left of the client's limit.
     bytes_left: u64,
 }
 
 impl OutputStreamer {
     async fn run(
         mut self,
-        tail: TaskSubscription,
+        subscription: TaskSubscription,
         record: Arc<TaskRecord>,
         follow: bool,
         feed: StreamSender<v1::ReadOutputResponse>,
     ) -> Result<(), ApiFault> {
         let ended = attempt_of(&record, self.attempt).is_some_and(has_ended);
         let record = if follow && !ended {
-            self.follow(tail, record, &feed).await?
+            self.follow(subscription, record, &feed).await?
         } else {
             let stored = self.stored_end();
             self.send_stored(stored, &feed).await?;
@@ -139,7 +144,8 @@ impl OutputStreamer {
         self.log.end(self.attempt.0).map_or(0, |end| end.durable)
     }
 
-    /// The last of it is a cut of unknown length, whether or not this reader began before it.
+    /// Whether the stored output ends with a cut of unknown length, also if this reader started
+    /// after it.
     async fn ends_with_unknown_cut(&self) -> Result<bool, ApiFault> {
         let Some(last) = self.stored_end().checked_sub(1) else {
             return Ok(false);
@@ -159,7 +165,7 @@ impl OutputStreamer {
         Ok(pieces.last().and_then(reason) == Some(CutReason::RecorderLost))
     }
 
-    /// Sends what is stored below `until`.
+    /// Sends the stored output below the offset `until`.
     async fn send_stored(
         &mut self,
         until: u64,
@@ -184,10 +190,11 @@ impl OutputStreamer {
         Ok(())
     }
 
-    /// Sends pieces as they come, until the attempt has ended and all of it was sent. Gives the record as it is then.
+    /// Sends pieces as they arrive, until the attempt has ended and all its output was sent.
+    /// Returns the newest record.
     async fn follow(
         &mut self,
-        mut tail: TaskSubscription,
+        mut subscription: TaskSubscription,
         mut record: Arc<TaskRecord>,
         feed: &StreamSender<v1::ReadOutputResponse>,
     ) -> Result<Arc<TaskRecord>, ApiFault> {
@@ -199,11 +206,12 @@ impl OutputStreamer {
                 piece = pieces.next(), if open => match piece {
                     Some(Ok(piece)) => self.send_piece(piece, feed).await?,
                     Some(Err(error)) => return Err(unreadable_output(&error)),
-                    // Sealed with the attempt's end, whose record may be heard of a moment later.
+                    // The log was sealed at the attempt's end. The record may be published slightly
+                    // later.
                     None => open = false,
                 },
-                step = tail.next() => {
-                    record = step.record;
+                update = subscription.next() => {
+                    record = update.record;
                     if attempt_of(&record, self.attempt).is_none_or(has_ended) {
                         drop(pieces);
                         let until = self.stored_end();
@@ -230,7 +238,8 @@ impl OutputStreamer {
         send_item(feed, self.piece_item(piece)).await
     }
 
-    /// The record may know of output that the log no longer has: all of it fell to retention.
+    /// Sends a cut for output that the record counts but the log no longer has, because retention
+    /// removed all of it.
     async fn send_missing_cut(
         &mut self,
         attempt: &AttemptRecord,
@@ -281,7 +290,7 @@ fn attempt_of(record: &TaskRecord, attempt: AttemptId) -> Option<&AttemptRecord>
     record.attempt(attempt)
 }
 
-/// Nothing more is expected of it.
+/// Whether no more output is expected.
 fn has_ended(attempt: &AttemptRecord) -> bool {
     matches!(
         attempt.state,
@@ -289,14 +298,15 @@ fn has_ended(attempt: &AttemptRecord) -> bool {
     )
 }
 
-/// Its last word said how much output there is, or it never had any: what else was printed and never sent, nobody knows.
+/// Whether the length of the output is certain: the last frame reported it, or the attempt had no
+/// output. Otherwise the agent may have printed output that never arrived.
 fn reports_final_offset(attempt: &AttemptRecord) -> bool {
     let ran = match &attempt.state {
         AttemptState::Ended(end) => {
             end.receipt != TerminationReceipt::NotNeeded && end.state != EndState::Released
         }
         AttemptState::Parked(parked) => parked.receipt != TerminationReceipt::NotNeeded,
-        // Not over: asked after that.
+        // Not ended; the result is used for ended attempts only.
         AttemptState::Queued
         | AttemptState::Offered
         | AttemptState::Accepted
@@ -307,7 +317,7 @@ fn reports_final_offset(attempt: &AttemptRecord) -> bool {
         | AttemptState::WaitingInput
         | AttemptState::CleaningUp { .. } => true,
     };
-    // A program without a prompt may still have said something of itself.
+    // An agent that was started may have printed something even before its prompt was written.
     let silent =
         attempt.prompt_written == Some(false) && attempt.stage_times.agent_started.is_none();
     attempt.final_offset.is_some() || !ran || silent
@@ -328,7 +338,7 @@ fn cut_reason(reason: CutReason) -> v1::CutReason {
 }
 
 fn unreadable_output(error: &dyn std::fmt::Display) -> ApiFault {
-    tracing::error!(%error, "stored output cannot be read");
+    tracing::error!(%error, "reading stored output failed");
     ApiFault::Unreadable
 }
 

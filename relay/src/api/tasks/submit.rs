@@ -1,4 +1,5 @@
-//! What is asked of a submission before the core hears of it: is it in order, do its names mean something, is there room.
+//! Checks of a submission before it is sent to the core: its fields, the names of its daemon and
+//! profile, and free disk space.
 
 use std::sync::Arc;
 
@@ -17,17 +18,18 @@ use crate::api::wire::submission;
 use crate::auth::Principal;
 use crate::records;
 
-/// What becomes of a submission that is in order.
+/// The result of a successful check.
 pub(crate) enum CheckedSubmission {
     New(Arc<TaskSpec>),
-    /// It is the task that its key stands for.
+    /// A repeat: the task that was created with this idempotency key.
     Existing(TaskId),
 }
 
 impl Api {
-    /// A repeated submission is in order even where it could not be taken anew, because its daemon or profile has gone
-    /// or the disk has filled up: it was taken, and nothing is written for it. Only then its key is asked for here; the
-    /// core asks for it in any case.
+    /// A repeated submission succeeds even if a new one would fail, because its daemon or
+    /// profile was removed or the disk is full: it was accepted before, and nothing is written
+    /// for it. So the key is looked up here only after a failed check. The core checks it in any
+    /// case.
     pub(crate) async fn check_submission(
         &self,
         who: &Principal,
@@ -43,8 +45,8 @@ impl Api {
             },
             Err(fault) => fault,
         };
-        let known = self.task_by_key(who, key, digest).await?;
-        known.map(CheckedSubmission::Existing).ok_or(fault)
+        let existing = self.task_by_key(who, key, digest).await?;
+        existing.map(CheckedSubmission::Existing).ok_or(fault)
     }
 
     async fn task_by_key(
@@ -68,7 +70,7 @@ impl Api {
         }
     }
 
-    /// What is submitted, as far as the request alone tells whether it is in order.
+    /// Parses the submission and makes all checks that need the request only.
     fn parse_draft(
         &self,
         who: &Principal,
@@ -83,7 +85,7 @@ impl Api {
         Ok(draft)
     }
 
-    /// With the two names that it may hold looked up in the caller's tenant.
+    /// Resolves the names of the daemon and the profile within the caller's tenant.
     async fn resolve_names(
         &self,
         who: &Principal,

@@ -1,4 +1,4 @@
-//! One task's events as a stream: history first, then live, without a gap or a duplicate.
+//! Streams one task's events: first the history, then live, without gaps or duplicates.
 
 use std::sync::Arc;
 
@@ -24,16 +24,17 @@ impl Api {
         request: v1::WatchTaskRequest,
     ) -> Result<ResponseStream<v1::WatchTaskResponse>, ApiFault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
-        // The place first, the record second: what happens in between is seen twice and shown once.
-        let tail = self.subscribe_task(task, request.from_revision)?;
+        // Subscribe before reading the record: an event in between is received twice and sent once,
+        // but never missed.
+        let subscription = self.subscribe_task(task, request.from_revision)?;
         let (spec, record) = self.stored_task(&who, task).await?;
-        let watching = TaskWatchStream {
+        let watch = TaskWatchStream {
             spec,
-            subscription: tail,
+            subscription,
             sent_revision: request.from_revision,
             history_only: request.history_only,
         };
-        self.open_stream(&who, |feed| watching.run(record, feed))
+        self.open_stream(&who, |feed| watch.run(record, feed))
     }
 
     pub(crate) fn subscribe_task(
@@ -62,18 +63,18 @@ impl TaskWatchStream {
         record: Arc<TaskRecord>,
         feed: StreamSender<v1::WatchTaskResponse>,
     ) -> Result<(), ApiFault> {
-        if let Some(step) = self.subscription.advance(&record) {
-            self.send_update(&step, &feed).await?;
+        if let Some(update) = self.subscription.advance(&record) {
+            self.send_update(&update, &feed).await?;
         }
         let caught_up = v1::CaughtUp {
             revision: record.revision,
             state: enums::task_state(record.state).into(),
         };
         send_items(&feed, Some(Item::CaughtUp(caught_up))).await?;
-        let mut over = self.history_only || record.state.is_terminal();
-        while !over {
-            let step = self.subscription.next().await;
-            if step.missed.is_some() {
+        let mut ended = self.history_only || record.state.is_terminal();
+        while !ended {
+            let update = self.subscription.next().await;
+            if update.missed.is_some() {
                 let from_revision = self.sent_revision;
                 let cursor = String::new();
                 return send_items(
@@ -85,41 +86,42 @@ impl TaskWatchStream {
                 )
                 .await;
             }
-            self.send_update(&step, &feed).await?;
-            over = step.record.state.is_terminal();
+            self.send_update(&update, &feed).await?;
+            ended = update.record.state.is_terminal();
         }
         Ok(())
     }
 
     async fn send_update(
         &mut self,
-        step: &WatchUpdate,
+        update: &WatchUpdate,
         feed: &StreamSender<v1::WatchTaskResponse>,
     ) -> Result<(), ApiFault> {
         let after = self.sent_revision;
-        self.sent_revision = step.record.revision;
-        let events = event::events_after(&self.spec, &step.record, after);
+        self.sent_revision = update.record.revision;
+        let events = event::events_after(&self.spec, &update.record, after);
         send_items(feed, with_gaps(after, events)).await
     }
 }
 
-/// Each event in its place, and what is missing between them: of what is long ago only operators' verbs are kept.
-fn with_gaps(mut shown: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
+/// The events in order, with a cut for each gap in the revisions. Old parts of a timeline keep only
+/// operator commands.
+fn with_gaps(mut last_revision: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
     let mut items = Vec::with_capacity(events.len());
     for event in events {
-        if event.revision > shown + 1 {
+        if event.revision > last_revision + 1 {
             items.push(Item::HistoryCut(v1::HistoryCut {
-                from_revision: shown + 1,
+                from_revision: last_revision + 1,
                 to_revision: event.revision - 1,
             }));
         }
-        shown = event.revision;
+        last_revision = event.revision;
         items.push(Item::Event(event));
     }
     items
 }
 
-/// Waits for room; a client that left ends the stream in `Api::stream`.
+/// Waits while the channel is full. If the client leaves, `Api::open_stream` ends the feeder.
 async fn send_items(
     feed: &StreamSender<v1::WatchTaskResponse>,
     items: impl IntoIterator<Item = Item>,
@@ -138,13 +140,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_revision_is_told_or_said_to_be_gone_once_and_in_order() {
+    fn every_revision_is_sent_or_reported_cut_once_and_in_order() {
         let event = |revision| v1::TaskEvent {
             revision,
             ..Default::default()
         };
         let items = with_gaps(2, [5, 9, 10, 11].map(event).into());
-        let told: Vec<(u64, u64)> = items
+        let revisions: Vec<(u64, u64)> = items
             .iter()
             .map(|item| match item {
                 Item::HistoryCut(cut) => (cut.from_revision, cut.to_revision),
@@ -152,6 +154,7 @@ mod tests {
                 other => panic!("not history: {other:?}"),
             })
             .collect();
-        assert_eq!(told, [(3, 4), (5, 5), (6, 8), (9, 9), (10, 10), (11, 11)]);
+        let expected = [(3, 4), (5, 5), (6, 8), (9, 9), (10, 10), (11, 11)];
+        assert_eq!(revisions, expected);
     }
 }

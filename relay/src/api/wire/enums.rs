@@ -1,4 +1,5 @@
-//! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
+//! Conversions between the enums of the core and of the protocol. Each is an exhaustive match, so a
+//! new variant cannot be forgotten.
 
 use baton_core::io::session_input::LossReason;
 use baton_core::record::{
@@ -114,7 +115,6 @@ pub(crate) fn ended_by(by: EndedBy) -> v1::EndedBy {
     }
 }
 
-/// Nothing ever ran: that is as good as confirmed.
 pub(crate) fn loss_from_wire(sent: v1::LossCause) -> Option<LossReason> {
     match sent {
         v1::LossCause::Unspecified => None,
@@ -124,6 +124,7 @@ pub(crate) fn loss_from_wire(sent: v1::LossCause) -> Option<LossReason> {
     }
 }
 
+/// An attempt whose processes never ran needs no receipt and is shown as `Unspecified`.
 pub(crate) fn termination(receipt: TerminationReceipt) -> v1::Termination {
     match receipt {
         TerminationReceipt::NotNeeded => v1::Termination::Unspecified,
@@ -257,7 +258,8 @@ pub(crate) fn permission_effect_from_wire(effect: v1::PermissionEffect) -> Permi
     }
 }
 
-/// A deadline that a daemon watches too. The others are the relay's alone, and no daemon's word counts for them.
+/// A deadline that the daemon watches too. The relay alone decides about the others, so a daemon's
+/// report of them is ignored.
 pub(crate) fn daemon_timer_from_wire(timer: v1::TimerKind) -> Option<TimerKind> {
     use v1::TimerKind as Wire;
     Some(match timer {
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_use_the_same_words() {
+    fn core_and_protocol_use_the_same_names() {
         for kind in TimerKind::ALL {
             assert_eq!(timer(kind).short_name(), kind.as_str());
         }
@@ -302,12 +304,15 @@ mod tests {
         ] {
             assert_eq!(attempt_state(state).short_name(), state.as_str());
         }
-        for word in [
+        for lifecycle_phase in [
             LifecyclePhase::FirstVisibleEventSeen,
             LifecyclePhase::AgentStarted,
             LifecyclePhase::CleanupFinished,
         ] {
-            assert_eq!(phase(word).short_name(), word.as_str());
+            assert_eq!(
+                phase(lifecycle_phase).short_name(),
+                lifecycle_phase.as_str()
+            );
         }
         assert_eq!(
             attention_cause(AttentionCause::UnsafeLoss).short_name(),

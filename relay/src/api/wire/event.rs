@@ -1,6 +1,8 @@
-//! A task's timeline as clients see it: one event each, with the attempt's number, phase and state after it.
+//! A task's timeline as messages: each event with the attempt's number and its phase and state
+//! after the event.
 //!
-//! The stored event holds what is new; the rest (which phase the attempt was in, who canceled) is read off the record.
+//! The stored event contains only what changed. The rest (the attempt's phase, who canceled)
+//! comes from the task record.
 
 use std::collections::HashMap;
 
@@ -22,19 +24,19 @@ pub(crate) fn events_after(
     revision: u64,
 ) -> Vec<v1::TaskEvent> {
     let mut phases = HashMap::new();
-    let mut shown = Vec::new();
+    let mut messages = Vec::new();
     for event in &record.timeline.events {
         if let (Some(attempt), Some(phase)) = (event.attempt, phase_of(event)) {
             phases.insert(attempt, phase);
         }
         if event.revision > revision {
-            shown.push(task_event(spec, record, event, &phases));
+            messages.push(task_event(spec, record, event, &phases));
         }
     }
-    shown
+    messages
 }
 
-/// The phase that an event brings its attempt to, if it moves it.
+/// The phase of the attempt after the event, if the event changes it.
 fn phase_of(event: &TimelineEvent) -> Option<LifecyclePhase> {
     match &event.kind {
         TimelineEventKind::Phase(phase) => Some(*phase),
@@ -105,7 +107,7 @@ fn task_event(
     let attempt = event.attempt.and_then(|id| record.attempt(id));
     let holder = attempt.and_then(|attempt| attempt.daemon_holder());
     let phase = event.attempt.and_then(|id| phases.get(&id));
-    let mut shown = v1::TaskEvent {
+    let mut target = v1::TaskEvent {
         revision: event.revision,
         kind: kind(&event.kind).into(),
         task_id: record.task.to_string(),
@@ -128,49 +130,49 @@ fn task_event(
             .unwrap_or_default(),
         ..v1::TaskEvent::default()
     };
-    add_data(&mut shown, record, event);
+    add_data(&mut target, record, event);
     if let TimelineEventKind::CompletionRefused { missing } = event.kind {
-        shown.missing = completion_contract::unmet_paths(spec, missing);
+        target.missing = completion_contract::unmet_paths(spec, missing);
     }
-    shown
+    target
 }
 
-/// What the event's kind carries beyond the common fields.
-fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
+/// Adds the fields that depend on the event's kind.
+fn add_data(target: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
     match &event.kind {
-        TimelineEventKind::Offered { daemon } => daemon.as_ref().clone_into(&mut shown.detail),
-        TimelineEventKind::Rejected { code } => code.as_ref().clone_into(&mut shown.failure_code),
+        TimelineEventKind::Offered { daemon } => daemon.as_ref().clone_into(&mut target.detail),
+        TimelineEventKind::Rejected { code } => code.as_ref().clone_into(&mut target.failure_code),
         TimelineEventKind::ToolStarted { id, name } => {
-            shown.tool_call_id = id.to_string();
-            shown.tool_name = name.to_string();
+            target.tool_call_id = id.to_string();
+            target.tool_name = name.to_string();
         }
-        TimelineEventKind::ToolFinished { id } => shown.tool_call_id = id.to_string(),
+        TimelineEventKind::ToolFinished { id } => target.tool_call_id = id.to_string(),
         TimelineEventKind::InputAnswered { input } => {
-            shown.input_id = input.to_string();
-            add_answer(shown, record, *input);
+            target.input_id = input.to_string();
+            add_answer(target, record, *input);
         }
         TimelineEventKind::InputAsked { input }
         | TimelineEventKind::InputReceived { input }
-        | TimelineEventKind::InputClosed { input } => shown.input_id = input.to_string(),
-        TimelineEventKind::DeadlineExpired { timer } => shown.timer = enums::timer(*timer).into(),
-        TimelineEventKind::CancelRequested => add_cancel(shown, record),
-        TimelineEventKind::Confirmed => add_claimant(shown, record, event),
+        | TimelineEventKind::InputClosed { input } => target.input_id = input.to_string(),
+        TimelineEventKind::DeadlineExpired { timer } => target.timer = enums::timer(*timer).into(),
+        TimelineEventKind::CancelRequested => add_cancel(target, record),
+        TimelineEventKind::Confirmed => add_claimant(target, record, event),
         TimelineEventKind::Ended { .. } | TimelineEventKind::AdoptedLate => {
-            add_end(shown, record, event)
+            add_end(target, record, event)
         }
         TimelineEventKind::RetryScheduled { after_ms } => {
             let due = WallTime(event.at.0.saturating_add(*after_ms));
-            shown.deadline_at = Some(timestamp(due));
+            target.deadline_at = Some(timestamp(due));
         }
-        TimelineEventKind::Forced(audit) => add_audit(shown, audit, event),
-        TimelineEventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut shown.detail),
+        TimelineEventKind::Forced(audit) => add_audit(target, audit, event),
+        TimelineEventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut target.detail),
         TimelineEventKind::Attention(cause) => {
-            shown.attention_cause = enums::attention_cause(*cause).into()
+            target.attention_cause = enums::attention_cause(*cause).into()
         }
-        TimelineEventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
+        TimelineEventKind::Checkpoint { id } => target.checkpoint_id = id.to_string(),
         TimelineEventKind::Resumed { by } | TimelineEventKind::PickedUp { by } => {
-            shown.principal = by.to_string();
-            shown.reason = std::mem::take(&mut shown.message);
+            target.principal = by.to_string();
+            target.reason = std::mem::take(&mut target.message);
         }
         TimelineEventKind::Submitted
         | TimelineEventKind::Queued
@@ -189,11 +191,12 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
     }
 }
 
-/// `force_release attempt=streaming->released task=running->queued`: what was found and what was left.
-fn add_audit(shown: &mut v1::TaskEvent, audit: &OperatorAudit, event: &TimelineEvent) {
-    shown.principal = audit.by.to_string();
-    shown.reason = std::mem::take(&mut shown.message);
-    shown.detail = format!(
+/// Detail text with the states before and after, for example
+/// `force_release attempt=streaming->released task=running->queued`.
+fn add_audit(target: &mut v1::TaskEvent, audit: &OperatorAudit, event: &TimelineEvent) {
+    target.principal = audit.by.to_string();
+    target.reason = std::mem::take(&mut target.message);
+    target.detail = format!(
         "{} attempt={}->{} task={}->{}",
         audit.operation.as_str(),
         audit.attempt_before.as_str(),
@@ -203,43 +206,43 @@ fn add_audit(shown: &mut v1::TaskEvent, audit: &OperatorAudit, event: &TimelineE
     );
 }
 
-fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
+fn add_cancel(target: &mut v1::TaskEvent, record: &TaskRecord) {
     if let Some(cancel) = &record.cancel {
-        shown.principal = cancel.by.to_string();
-        shown.reason = cancel.reason.as_deref().unwrap_or_default().to_owned();
+        target.principal = cancel.by.to_string();
+        target.reason = cancel.reason.as_deref().unwrap_or_default().to_owned();
     }
 }
 
-/// The agent that took it, where it holds the lease itself.
-fn add_claimant(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
+/// Adds the agent that claimed the task, if an agent holds the lease.
+fn add_claimant(target: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
     let attempt = event.attempt.and_then(|id| record.attempt(id));
     if let Some(agent) = attempt.and_then(|attempt| attempt.agent_holder()) {
-        shown.principal = agent.name.to_string();
+        target.principal = agent.name.to_string();
     }
 }
 
-/// Who answered, as long as the record keeps the input.
-fn add_answer(shown: &mut v1::TaskEvent, record: &TaskRecord, input: InputId) {
+/// Adds the answerer, as long as the record stores the input.
+fn add_answer(target: &mut v1::TaskEvent, record: &TaskRecord, input: InputId) {
     let mut inputs = record.attempts.iter().flat_map(|attempt| &attempt.inputs);
-    let answered = inputs.find(|known| known.id == input);
-    if let Some(answer) = answered.and_then(|known| known.state.answer()) {
-        shown.principal = answer.by.to_string();
-        shown.detail = enums::outcome(answer.decision).short_name().to_owned();
+    let answered = inputs.find(|one| one.id == input);
+    if let Some(answer) = answered.and_then(|one| one.state.answer()) {
+        target.principal = answer.by.to_string();
+        target.detail = enums::outcome(answer.decision).short_name().to_owned();
     }
 }
 
-fn add_end(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
+fn add_end(target: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
     if let TimelineEventKind::Ended { code, retryable } = &event.kind {
-        shown.failure_code = code
+        target.failure_code = code
             .as_ref()
             .map(|code| code.as_str().to_owned())
             .unwrap_or_default();
-        shown.retryable = *retryable;
+        target.retryable = *retryable;
     }
     let attempt = event.attempt.and_then(|id| record.attempt(id));
     if let Some(end) = attempt.and_then(|attempt| attempt.state.end()) {
-        shown.ended_by = enums::ended_by(end.ended_by).into();
-        shown.user_message = end.user_message.as_deref().unwrap_or_default().to_owned();
+        target.ended_by = enums::ended_by(end.ended_by).into();
+        target.user_message = end.user_message.as_deref().unwrap_or_default().to_owned();
     }
 }
 

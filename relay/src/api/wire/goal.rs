@@ -1,4 +1,4 @@
-//! Words about a task's goal: progress, checkpoints and blocks as daemons and clients send them, and as they are shown.
+//! Conversions of progress, checkpoints, blocks and the resume context between core and protocol.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use prost::Message;
 
 use super::timestamp;
 
-/// A longer checkpoint goes to the next attempt by reference: its id, and what the agent needs to begin.
+/// A larger checkpoint is shortened for the next attempt, which can read the rest by its id.
 const RESUME_CHECKPOINT_BYTES: usize = 16 * 1024;
 const RESUME_SUMMARY_BYTES: usize = 4 * 1024;
 
@@ -61,7 +61,7 @@ fn non_empty(sent: String) -> Option<Arc<str>> {
     (!sent.trim().is_empty()).then(|| sent.into())
 }
 
-/// `checkpoints` is how many the task ever wrote.
+/// `checkpoints` is the number of checkpoints that the task ever wrote.
 pub(crate) fn progress(record: &ProgressRecord, checkpoints: u64) -> v1::Progress {
     let failed = |failed: &FailedItem| v1::FailedItem {
         item: failed.item.to_string(),
@@ -108,34 +108,36 @@ pub(crate) fn checkpoint(record: &CheckpointRecord) -> v1::Checkpoint {
     }
 }
 
-/// What the next attempt is told of those before it.
+/// What the next attempt gets from earlier ones: a person's instructions and the newest checkpoint.
 pub(crate) fn resume_context(
     previous: AttemptId,
-    said: Option<&ResumeInstructions>,
+    instructions: Option<&ResumeInstructions>,
     newest: Option<&CheckpointRecord>,
 ) -> v1::ResumeContext {
     let answer = |(question, answer): &(Arc<str>, Arc<str>)| v1::ResumeAnswer {
         question: question.to_string(),
         answer: answer.to_string(),
     };
-    let words =
-        |text: fn(&ResumeInstructions) -> &str| said.map(text).unwrap_or_default().to_owned();
+    let text = |field: fn(&ResumeInstructions) -> &str| {
+        instructions.map(field).unwrap_or_default().to_owned()
+    };
     v1::ResumeContext {
         previous_attempt_id: previous.to_string(),
-        checkpoint: newest.map(|newest| by_reference(checkpoint(newest))),
-        resume_reason: words(|said| &said.reason),
-        instructions: words(|said| &said.instructions),
-        answers: said
-            .map(|said| said.answers.iter().map(answer).collect())
+        checkpoint: newest.map(|newest| shorten_large(checkpoint(newest))),
+        resume_reason: text(|sent| &sent.reason),
+        instructions: text(|sent| &sent.instructions),
+        answers: instructions
+            .map(|sent| sent.answers.iter().map(answer).collect())
             .unwrap_or_default(),
     }
 }
 
-/// A long one without its proof and with the beginning of its summary: who needs more reads it by its id.
-fn by_reference(mut checkpoint: v1::Checkpoint) -> v1::Checkpoint {
+/// Removes the evidence of a large checkpoint and truncates its summary. The agent can read the
+/// whole checkpoint by its id.
+fn shorten_large(mut checkpoint: v1::Checkpoint) -> v1::Checkpoint {
     if checkpoint.encoded_len() > RESUME_CHECKPOINT_BYTES {
-        let short = checkpoint.summary.floor_char_boundary(RESUME_SUMMARY_BYTES);
-        checkpoint.summary.truncate(short);
+        let end = checkpoint.summary.floor_char_boundary(RESUME_SUMMARY_BYTES);
+        checkpoint.summary.truncate(end);
         checkpoint.evidence.clear();
     }
     checkpoint
@@ -196,21 +198,21 @@ mod tests {
     }
 
     #[test]
-    fn a_short_checkpoint_is_told_whole_and_a_long_one_by_reference() {
+    fn a_small_checkpoint_is_sent_whole_and_a_large_one_shortened() {
         let previous = AttemptId(Uuid::from_u128(4));
         let short = record("half of it", 2);
-        let told = resume_context(previous, None, Some(&short))
+        let sent = resume_context(previous, None, Some(&short))
             .checkpoint
             .unwrap();
-        assert_eq!(told, checkpoint(&short));
+        assert_eq!(sent, checkpoint(&short));
         let long = record(&"é".repeat(SUMMARY_CHARS), 40);
-        let told = resume_context(previous, None, Some(&long))
+        let sent = resume_context(previous, None, Some(&long))
             .checkpoint
             .unwrap();
-        assert!(told.encoded_len() < RESUME_CHECKPOINT_BYTES);
-        assert_eq!((told.number, &*told.cursor), (3, "page 3"));
-        assert_eq!(told.state_refs, ["notes.md"]);
-        assert!(told.summary.starts_with("é") && told.evidence.is_empty());
+        assert!(sent.encoded_len() < RESUME_CHECKPOINT_BYTES);
+        assert_eq!((sent.number, &*sent.cursor), (3, "page 3"));
+        assert_eq!(sent.state_refs, ["notes.md"]);
+        assert!(sent.summary.starts_with("é") && sent.evidence.is_empty());
     }
 
     #[test]
@@ -220,8 +222,8 @@ mod tests {
             resume_hint: " ".into(),
             checkpoint: None,
         };
-        let asked = block_from_wire(sent);
-        assert_eq!(asked.hint, None);
-        assert_eq!(SanitizedText::new(asked.clone()), SanitizedText::new(asked));
+        let block = block_from_wire(sent);
+        assert_eq!(block.hint, None);
+        assert_eq!(SanitizedText::new(block.clone()), SanitizedText::new(block));
     }
 }

@@ -1,6 +1,7 @@
-//! The core's words, times and specifications in the protocol's spelling, for clients and daemons alike.
+//! Conversions between the core's types and protocol messages, for clients and daemons.
 //!
-//! Only spells; it decides nothing and reads nothing. What comes in is checked where it comes in.
+//! Only converts: it reads no state and makes no decision. Incoming messages are checked in
+//! `submission.rs`, `api/request` and `session`.
 
 pub(crate) mod enums;
 pub(crate) mod event;
@@ -19,7 +20,7 @@ use baton_core::io::effects::AttemptRef;
 use baton_core::time::WallTime;
 use baton_proto::v1;
 
-/// How an attempt is named to its holder.
+/// The reference by which relay and holder name an attempt.
 pub(crate) fn attempt_ref(to: &AttemptRef, incarnation: Incarnation) -> v1::AttemptRef {
     v1::AttemptRef {
         task_id: to.task.to_string(),
@@ -41,7 +42,7 @@ fn traceparent(to: &AttemptRef) -> String {
     format!("00-{trace:032x}-{span:016x}-{:02x}", u8::from(to.sampled))
 }
 
-/// For display only: no wall time on the wire decides anything.
+/// For display only: no decision depends on wall time from the wire.
 pub(crate) fn timestamp(wall: WallTime) -> prost_types::Timestamp {
     baton_proto::timestamp_from_ms(wall.0)
 }

@@ -1,4 +1,5 @@
-//! What a client submitted, put on the wire: to clients that ask for it, and in parts to the daemon that runs it.
+//! The spec of a task as a message: for clients that request it, and in parts for the daemon
+//! that runs it.
 
 use baton_core::task::spec::{
     AgentOptions, CompletionContract, DeadlineProfile, PermissionRule, PlacementTarget,
@@ -8,7 +9,7 @@ use baton_proto::v1;
 
 use super::enums;
 
-/// What was submitted. Defaults are filled in, so this says what holds, but for the profile, which is as it was sent.
+/// The whole spec with defaults filled in, except for the profile, which is as it was submitted.
 pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
     v1::TaskSpec {
         goal: spec.goal.clone(),
@@ -53,11 +54,11 @@ pub(crate) fn permission_rule(rule: &PermissionRule) -> v1::PermissionRule {
     }
 }
 
-pub(crate) fn workspace(asked: &WorkspaceSpec) -> v1::WorkspaceSpec {
+pub(crate) fn workspace(workspace: &WorkspaceSpec) -> v1::WorkspaceSpec {
     v1::WorkspaceSpec {
-        root: asked.root.clone().unwrap_or_default(),
-        mode: enums::workspace_mode(asked.mode).into(),
-        keep: asked.keep,
+        root: workspace.root.clone().unwrap_or_default(),
+        mode: enums::workspace_mode(workspace.mode).into(),
+        keep: workspace.keep,
     }
 }
 
@@ -114,7 +115,7 @@ pub(crate) fn contract(contract: &CompletionContract) -> v1::CompletionContract 
     }
 }
 
-/// Absent stays absent, empty stays present and empty.
+/// An absent profile stays absent; an empty profile stays present and empty.
 pub(crate) fn inline_profile(requested: &RequestedProfile) -> Option<v1::DeadlineProfile> {
     match requested {
         RequestedProfile::Inline(profile) => Some(deadlines(profile)),
@@ -152,7 +153,7 @@ pub(crate) fn deadlines(profile: &DeadlineProfile) -> v1::DeadlineProfile {
     }
 }
 
-/// Field for field: nothing is filled in and zero stays zero.
+/// Copies field by field: no default is filled in, and zero stays zero.
 pub(crate) fn deadlines_from_wire(profile: v1::DeadlineProfile) -> DeadlineProfile {
     let v1::DeadlineProfile {
         process_start_ms,

@@ -1,15 +1,17 @@
-//! From what a client sent to a `TaskSpec`: every check of shape, every default, nothing looked up but the profile.
+//! Converts a submission to a `TaskSpec`: checks every field and fills in every default. Only the
+//! profile needs a lookup, which the caller makes.
 //!
-//! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
-//! refused as not built instead.
+//! Absent, empty and partial profiles stay distinct. A field that this version does not
+//! implement is refused instead of being ignored.
 
 use baton_core::attempt::deadline_profile;
 use baton_core::config::Config;
 use baton_core::ids::DaemonId;
 use baton_core::redaction;
 use baton_core::task::spec::{
-    AgentOptions, CompletionContract, DeadlineProfile, PermissionRule, PlacementTarget,
-    RequestedProfile, RequiredArtifact, RetryPolicy, TaskSpec, TurnKind, WorkspaceSpec,
+    AgentOptions, CompletionContract, DeadlineProfile, DispatchPolicy, InputTimeoutPolicy,
+    PermissionRule, PlacementTarget, RequestedProfile, RequiredArtifact, RetryPolicy, TaskSpec,
+    TurnKind, WorkspaceSpec,
 };
 use baton_proto::{TraceParent, v1};
 use baton_validation::limits::MAX_FILE_BYTES;
@@ -22,11 +24,11 @@ use crate::api::request::validate::{InvalidReason, ValidationResult, invalid_fie
 use crate::api::wire::{deadlines_from_wire, enums};
 use crate::auth::Principal;
 
-/// A checked submission, but for two names that need a look-up: the profile's and the daemon's.
+/// A checked submission. The names of the profile and of the daemon still need a lookup.
 #[derive(Debug)]
 pub(crate) struct SubmissionDraft {
     pub spec: TaskSpec,
-    /// A daemon that was named, not given by its id.
+    /// The daemon, if it was given by name and not by id.
     pub daemon_name: Option<String>,
 }
 
@@ -81,15 +83,9 @@ pub(crate) fn parse_submission(
         )?,
         lease_ttl_ms: lease_ttl(sent.lease_ttl_ms, config)?,
         retry: retry(sent.retry.unwrap_or_default())?,
-        on_input_timeout: enums::on_input_timeout_from_wire(validate::enumeration(
-            "spec.on_input_timeout",
-            sent.on_input_timeout,
-        )?),
+        on_input_timeout: on_input_timeout(sent.on_input_timeout)?,
         permission_rules: permission_rules(sent.permission_rules)?,
-        dispatch_policy: enums::dispatch_policy_from_wire(validate::enumeration(
-            "spec.dispatch_policy",
-            sent.dispatch_policy,
-        )?),
+        dispatch_policy: dispatch_policy(sent.dispatch_policy)?,
         target,
         priority: priority(sent.priority)?,
         labels: validate::labels("spec.labels", sent.labels)?,
@@ -103,7 +99,7 @@ pub(crate) fn parse_submission(
     Ok(SubmissionDraft { spec, daemon_name })
 }
 
-/// Fills in what is enforced. `stored` is the tenant's profile of the name that was asked for.
+/// Fills in the effective deadlines. `stored` is the tenant's profile with the requested name.
 pub(crate) fn resolve_profile(
     spec: &mut TaskSpec,
     stored: Option<DeadlineProfile>,
@@ -113,11 +109,11 @@ pub(crate) fn resolve_profile(
     Ok(())
 }
 
-/// Parts of the protocol whose other half does not exist yet.
+/// Refuses fields of the protocol that are not implemented yet.
 fn refuse_unimplemented(sent: &v1::TaskSpec) -> Result<(), ApiFault> {
     let retry = sent.retry.unwrap_or_default();
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
-    let unbuilt = [
+    let unimplemented = [
         ("spec.max_output_bytes", sent.max_output_bytes.is_some()),
         (
             "spec.placement.prefer_daemon",
@@ -134,7 +130,7 @@ fn refuse_unimplemented(sent: &v1::TaskSpec) -> Result<(), ApiFault> {
             differs(retry.backoff_jitter, limits::BACKOFF_JITTER),
         ),
     ];
-    match unbuilt.into_iter().find(|(_, used)| *used) {
+    match unimplemented.into_iter().find(|(_, used)| *used) {
         Some((what, _)) => Err(ApiFault::NotImplemented { what }),
         None => Ok(()),
     }
@@ -144,9 +140,10 @@ fn check_texts(sent: &v1::TaskSpec) -> ValidationResult<()> {
     validate::title("spec.agent", &sent.agent, limits::NAME)?;
     validate::text("spec.goal", &sent.goal, limits::GOAL)?;
     validate::text("spec.prompt", &sent.prompt, limits::PROMPT)?;
-    // A command may have nothing to read; an agent must be told something, and to one that claims it the goal may do.
-    let told = sent.command.is_some() || sent.agent_held && !sent.goal.trim().is_empty();
-    if !told && sent.prompt.trim().is_empty() {
+    // A command needs no prompt. An agent does, except that a claimed task may have a goal instead.
+    let prompt_is_optional =
+        sent.command.is_some() || sent.agent_held && !sent.goal.trim().is_empty();
+    if !prompt_is_optional && sent.prompt.trim().is_empty() {
         let why = if sent.prompt.is_empty() {
             InvalidReason::Missing
         } else {
@@ -157,7 +154,8 @@ fn check_texts(sent: &v1::TaskSpec) -> ValidationResult<()> {
     Ok(())
 }
 
-/// Without a scope nobody could ever claim it, and no daemon can take it at once.
+/// An agent-held task needs a scope, or no agent could claim it. It cannot be fail_fast, because no
+/// daemon can take it.
 fn check_agent_held(sent: &v1::TaskSpec) -> ValidationResult<()> {
     if !sent.agent_held {
         return Ok(());
@@ -188,13 +186,21 @@ fn turn_kind(sent: &v1::TaskSpec) -> ValidationResult<TurnKind> {
     validate::enumeration("spec.turn_kind", sent.turn_kind).map(enums::turn_kind_from_wire)
 }
 
+fn on_input_timeout(number: i32) -> ValidationResult<InputTimeoutPolicy> {
+    validate::enumeration("spec.on_input_timeout", number).map(enums::on_input_timeout_from_wire)
+}
+
+fn dispatch_policy(number: i32) -> ValidationResult<DispatchPolicy> {
+    validate::enumeration("spec.dispatch_policy", number).map(enums::dispatch_policy_from_wire)
+}
+
 fn requested_profile(sent: &v1::TaskSpec) -> ValidationResult<RequestedProfile> {
     match (&sent.profile, sent.profile_name.as_str()) {
         (None, "") => Ok(RequestedProfile::Absent),
         (Some(profile), "") => {
-            let asked = deadlines_from_wire(*profile);
-            check_profile("spec.profile", &asked)?;
-            Ok(RequestedProfile::Inline(asked))
+            let profile = deadlines_from_wire(*profile);
+            check_profile("spec.profile", &profile)?;
+            Ok(RequestedProfile::Inline(profile))
         }
         (None, name) => {
             validate::name("spec.profile_name", name, limits::PROFILE_NAME)?;
@@ -210,8 +216,8 @@ fn requested_profile(sent: &v1::TaskSpec) -> ValidationResult<RequestedProfile> 
     }
 }
 
-pub(crate) fn check_profile(field: &str, asked: &DeadlineProfile) -> ValidationResult<()> {
-    deadline_profile::check_profile(asked)
+pub(crate) fn check_profile(field: &str, profile: &DeadlineProfile) -> ValidationResult<()> {
+    deadline_profile::check_profile(profile)
         .map_err(|out| out_of_range(&format!("{field}.{}_ms", out.name), out))
 }
 
@@ -256,17 +262,17 @@ fn options(sent: v1::AgentOptions) -> ValidationResult<AgentOptions> {
         )?;
         Ok(reference.path)
     });
-    let word =
+    let text =
         |field: &str, value: String, limit: TextLimit| validate::optional(field, value, limit);
     Ok(AgentOptions {
-        model: word("spec.options.model", sent.model, limits::NAME)?,
-        effort: word("spec.options.effort", sent.effort, limits::NAME)?,
-        permission_mode: word(
+        model: text("spec.options.model", sent.model, limits::NAME)?,
+        effort: text("spec.options.effort", sent.effort, limits::NAME)?,
+        permission_mode: text(
             "spec.options.permission_mode",
             sent.permission_mode,
             limits::NAME,
         )?,
-        instructions: word(
+        instructions: text(
             "spec.options.instructions",
             sent.instructions,
             limits::INSTRUCTIONS,
@@ -368,8 +374,8 @@ fn success_criteria(given: Vec<String>) -> ValidationResult<Vec<String>> {
     Ok(given.iter().map(clean).collect())
 }
 
-/// A contract that asks for nothing is none. A file that is asked for twice is one file; with other conditions it would be
-/// a question of which ones count.
+/// A contract without files counts as none. A file listed twice with the same conditions is one
+/// file; with different conditions it is refused, because the conditions would be ambiguous.
 fn contract(sent: v1::CompletionContract) -> ValidationResult<Option<CompletionContract>> {
     let field = "spec.contract.required_artifacts";
     validate::count(field, sent.required_artifacts.len(), limits::ARTIFACTS)?;

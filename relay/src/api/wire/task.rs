@@ -1,4 +1,5 @@
-//! A task as clients see it, made from the core's records. Reading only: what clients ask for is read in `submission.rs`.
+//! Tasks and attempts as messages for clients, made from the core's records. The other direction
+//! is in `submission.rs`.
 
 use std::sync::Arc;
 
@@ -17,14 +18,14 @@ use baton_proto::{TraceParent, v1};
 use crate::api::wire;
 use crate::api::wire::{enums, timestamp};
 
-/// How much of a task an answer carries.
+/// How much of a task a response contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskDetail {
-    /// The newest attempt only: for lists and for answers to changes.
+    /// The newest attempt only: for lists and for responses to submissions.
     NewestAttempt,
     /// All attempts.
     AllAttempts,
-    /// All attempts and what was submitted, prompt included.
+    /// All attempts and the whole spec with its prompt.
     WithSpec,
 }
 
@@ -97,12 +98,13 @@ pub(crate) fn task_message(
     }
 }
 
-/// Characters of a task's line in a list.
+/// Characters of a task's summary in a list.
 const SUMMARY_CHARS: usize = 120;
 
-/// A prompt may be long and a line is not, so its beginning is enough to look at.
+/// The first words of the command or prompt in one line. Only the beginning is read, because a
+/// prompt may be long.
 fn summary_line(spec: &TaskSpec) -> String {
-    let words = match spec.argv.as_slice() {
+    let text = match spec.argv.as_slice() {
         [] => spec.prompt.chars().take(4 * SUMMARY_CHARS).collect(),
         argv => argv
             .join(" ")
@@ -110,40 +112,44 @@ fn summary_line(spec: &TaskSpec) -> String {
             .take(4 * SUMMARY_CHARS)
             .collect::<String>(),
     };
-    let clean = redaction::redact(&words);
+    let clean = redaction::redact(&text);
     let line: Vec<&str> = clean.split_whitespace().collect();
     line.join(" ").chars().take(SUMMARY_CHARS).collect()
 }
 
-/// What is held after an import, or whose tenant is paused, looks queued in its own record; the scheduler's record knows
-/// better.
+/// Corrects the wait reason of a queued task. Its own record does not show that it is suspended
+/// after an import, or that its tenant or the scheduler is paused; the scheduler's records do.
 pub(crate) fn fill_wait_reason(
     task: &mut v1::Task,
     record: &TaskRecord,
-    (scheduler, pauses): (&SchedulerRecord, &PausesRecord),
+    scheduler: &SchedulerRecord,
+    pauses: &PausesRecord,
     now: WallTime,
 ) {
     if record.state != TaskState::Queued {
         return;
     }
-    let wider = pauses
+    let pause = pauses
         .pause_of_tenant(&record.tenant)
         .or(scheduler.paused.as_ref());
-    if let Some(wider) = wider {
+    if let Some(pause) = pause {
         task.waits_for = v1::WaitsFor::Pause.into();
         task.paused = true;
         if record.paused.is_none() {
-            task.pause_reason = wider.reason.to_string();
+            task.pause_reason = pause.reason.to_string();
         }
     }
-    if let Some(hold) = scheduler.suspension_of(record.task) {
-        let left_ms = hold.until_uptime_ms.saturating_sub(scheduler.uptime_ms);
+    if let Some(suspension) = scheduler.suspension_of(record.task) {
+        let left_ms = suspension
+            .until_uptime_ms
+            .saturating_sub(scheduler.uptime_ms);
         task.waits_for = v1::WaitsFor::Inheritance.into();
         task.waits_until = Some(timestamp(WallTime(now.0.saturating_add(left_ms))));
     }
 }
 
-/// As far as the record tells; a conversation or a pause of others is known to the core alone (`Inspect`).
+/// The wait reason as far as the record shows it. Only the core (`Inspect`) knows whether the
+/// task waits for its conversation or because of another pause.
 fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
     match record.state {
         TaskState::Pending | TaskState::Queued if record.paused.is_some() => v1::WaitsFor::Pause,
@@ -162,7 +168,7 @@ fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
     }
 }
 
-/// As the core sees it: it does nothing else before it has its answer.
+/// Whether the attempt is blocked until its input is answered, by the same rule as in the core.
 fn waits_for_input(record: &TaskRecord) -> bool {
     let newest = record.newest_attempt();
     newest.is_some_and(|attempt| attempt.state == AttemptState::WaitingInput)
@@ -209,7 +215,7 @@ pub(crate) fn attempt_message(
         lease: attempt
             .lease
             .as_ref()
-            .map(|held| lease(held, attempt.state.is_leased())),
+            .map(|record| lease(record, attempt.state.is_leased())),
         output: Some(v1::OutputView {
             bytes: attempt.output_end,
             cut_bytes: 0,
@@ -249,17 +255,17 @@ fn text_or_empty(text: Option<&str>) -> String {
     text.unwrap_or_default().to_owned()
 }
 
-fn workspace(left: &WorkspaceReport) -> v1::WorkspaceReport {
-    let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
+fn workspace(report: &WorkspaceReport) -> v1::WorkspaceReport {
+    let text = |value: &Option<Arc<str>>| text_or_empty(value.as_deref());
     v1::WorkspaceReport {
-        path: left.path.to_string(),
-        mode: enums::workspace_mode(left.mode).into(),
-        base_commit: words(&left.base_commit),
-        branch: words(&left.branch),
-        head_commit: words(&left.head_commit),
-        dirty_digest: words(&left.dirty_digest),
-        changed_files: left.changed_files,
-        kept: left.is_retained,
+        path: report.path.to_string(),
+        mode: enums::workspace_mode(report.mode).into(),
+        base_commit: text(&report.base_commit),
+        branch: text(&report.branch),
+        head_commit: text(&report.head_commit),
+        dirty_digest: text(&report.dirty_digest),
+        changed_files: report.changed_files,
+        kept: report.is_retained,
     }
 }
 
@@ -295,7 +301,8 @@ fn receipt(attempt: &AttemptRecord, end: &AttemptEnd) -> Option<v1::TerminationR
     })
 }
 
-/// Its code names the timer; a deadline that still cleans up has it in its state.
+/// The timer that ended the attempt: from the failure code, or from the state while the attempt
+/// still cleans up.
 fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
     use baton_core::record::FailureCode;
     if let AttemptState::CleaningUp {
@@ -382,25 +389,25 @@ fn open_tool(tool: &OpenTool) -> v1::OpenTool {
 }
 
 fn artifacts(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<v1::ArtifactReceipt> {
-    let seen = attempt.artifacts.iter();
-    seen.map(|seen| artifact(spec, seen)).collect()
+    let evidence = attempt.artifacts.iter();
+    evidence.map(|one| artifact(spec, one)).collect()
 }
 
-fn artifact(spec: &TaskSpec, seen: &ArtifactEvidence) -> v1::ArtifactReceipt {
-    let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
+fn artifact(spec: &TaskSpec, evidence: &ArtifactEvidence) -> v1::ArtifactReceipt {
+    let text = |value: &Option<Arc<str>>| text_or_empty(value.as_deref());
     let contract = spec.contract.as_ref();
-    let wanted = contract.and_then(|c| c.artifacts.get(usize::from(seen.contract_index)));
-    let path = wanted.map_or("", |wanted| &wanted.path);
-    let resolved = seen.resolved.as_deref().unwrap_or(path);
+    let required = contract.and_then(|c| c.artifacts.get(usize::from(evidence.contract_index)));
+    let path = required.map_or("", |required| &required.path);
+    let resolved = evidence.resolved.as_deref().unwrap_or(path);
     v1::ArtifactReceipt {
         path: path.to_owned(),
-        exists: seen.exists,
-        is_file: seen.is_file,
-        size: seen.size,
-        sha256: words(&seen.sha256),
-        modified_at: seen.modified.map(timestamp),
-        resolved_path: if seen.is_file { resolved } else { "" }.to_owned(),
-        problem: words(&seen.problem),
+        exists: evidence.exists,
+        is_file: evidence.is_file,
+        size: evidence.size,
+        sha256: text(&evidence.sha256),
+        modified_at: evidence.modified.map(timestamp),
+        resolved_path: if evidence.is_file { resolved } else { "" }.to_owned(),
+        problem: text(&evidence.problem),
     }
 }
 
