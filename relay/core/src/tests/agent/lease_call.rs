@@ -23,7 +23,7 @@ use crate::tests::harness::{
     complete_verb, fail,
 };
 
-fn verbs() -> Vec<AgentLeaseVerb> {
+pub(super) fn verbs() -> Vec<AgentLeaseVerb> {
     vec![
         AgentLeaseVerb::Renew,
         AgentLeaseVerb::End(EndAttempt::Release { reason: None }),

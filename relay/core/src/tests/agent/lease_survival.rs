@@ -1,5 +1,6 @@
 //! Tests of agent leases over restarts, stalls and calls of other holders.
 
+use super::lease_call::verbs;
 use crate::commands::EndAttempt;
 use crate::ids::{AttemptId, TaskId};
 use crate::io::command::AgentPrincipal;
