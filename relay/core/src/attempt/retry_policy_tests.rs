@@ -1,4 +1,4 @@
-//! Every rule with the case in which it says no.
+//! Each retry rule, with the case in which it refuses a retry.
 
 use uuid::Uuid;
 
@@ -40,7 +40,7 @@ fn lost(retry_safe: bool, on: u128) -> AttemptOutcome {
     }
 }
 
-/// What each end in a row leads to.
+/// The decision after each of several ends in a row.
 fn run(policy: &RetryPolicy, ends: &[AttemptOutcome]) -> Vec<RetryDecision> {
     let mut counters = RetryCounters::default();
     let one = |end: &AttemptOutcome| {
@@ -162,7 +162,10 @@ fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_
     let between = run(&lasting, &[exit(7), lost(true, 1), exit(7)]);
     assert_eq!(between[2], after(4_000), "not in a row");
     let given_back = run(&lasting, &[exit(7), AttemptOutcome::Released, exit(7)]);
-    assert_eq!(given_back[2], repeated, "a release is nobody's try");
+    assert_eq!(
+        given_back[2], repeated,
+        "a release is not an attempt between the two failures"
+    );
     let idle = || timed_out(FailureCode::StreamIdleTimeout);
     assert_eq!(run(&lasting, &[idle(), idle()])[1], after(2_000));
 }
