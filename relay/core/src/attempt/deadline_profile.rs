@@ -1,7 +1,8 @@
-//! Deadline profiles: the defaults by turn kind, the profile a task gets, and the accepted ranges.
+//! Deadline profiles: the defaults by turn kind, the profile a task gets, and the accepted
+//! ranges.
 //!
-//! An absent, an empty and a partial profile are different requests: only an absent one is filled with
-//! defaults. The stored request is never changed here.
+//! An absent, an empty and a partial profile are different requests: only an absent one is
+//! filled with defaults. The stored request is never changed here.
 
 use std::fmt;
 
@@ -32,8 +33,8 @@ pub fn effective_profile(
     }
 }
 
-/// The profile of a command that requests none. A silent agent is stuck, but a silent command may be
-/// working, so only its start, its cleanup and its total time are limited.
+/// The profile of a command that requests none. A silent agent is stuck, but a silent command
+/// may be working, so only its start, its cleanup and its total time are limited.
 fn default_for_command() -> DeadlineProfile {
     DeadlineProfile {
         process_start_ms: Some(15_000),
@@ -73,7 +74,8 @@ pub fn default_for_turn(turn: TurnKind) -> DeadlineProfile {
     }
 }
 
-/// Total time of one attempt from its confirmation: as requested, or the default of its turn kind.
+/// Total time of one attempt from its confirmation: as requested, or the default of its turn
+/// kind.
 pub fn total_ms(spec: &TaskSpec, config: &Config) -> u64 {
     spec.total_ms.unwrap_or(match spec.turn_kind {
         TurnKind::User | TurnKind::Compact => config.total_ms,
@@ -86,8 +88,8 @@ pub fn queue_ms(spec: &TaskSpec, config: &Config) -> u64 {
     spec.queue_ms.unwrap_or(config.queue_ms)
 }
 
-/// Time between TERM and KILL. Also set for an empty profile: without a limit, a process that ignores
-/// TERM would never be killed.
+/// Time between TERM and KILL. Also set for an empty profile: without a limit, a process that
+/// ignores TERM would never be killed.
 pub fn cleanup_term_ms(profile: &DeadlineProfile, config: &Config) -> u64 {
     match profile.cleanup_term_ms {
         None | Some(0) => config.cleanup_term_ms,
@@ -95,7 +97,8 @@ pub fn cleanup_term_ms(profile: &DeadlineProfile, config: &Config) -> u64 {
     }
 }
 
-/// Refuses deadlines over a week and a cleanup term over ten minutes, which are surely mistakes.
+/// Refuses deadlines over a week and a cleanup term over ten minutes, which are surely
+/// mistakes.
 pub fn check_profile(profile: &DeadlineProfile) -> Result<(), DeadlineOutOfRange> {
     let fields = [
         ("process_start", profile.process_start_ms, MAX_MS),
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_empty_and_partial_stay_three_different_things() {
+    fn absent_empty_and_partial_profiles_are_distinguished() {
         let partial = DeadlineProfile {
             stream_idle_ms: Some(7),
             tool_idle_ms: Some(0),
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_gives_its_profile_and_an_unknown_one_is_refused() {
+    fn a_named_profile_is_used_and_an_unknown_name_is_refused() {
         let slow = DeadlineProfile {
             first_event_ms: Some(9),
             ..DeadlineProfile::default()
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_silence_of_a_command_is_not_timed_unless_it_is_asked_for() {
+    fn a_command_gets_idle_deadlines_only_on_request() {
         let mut command = asks(RequestedProfile::Absent, TurnKind::User);
         command.argv = vec!["make".into()];
         let profile = effective_profile(&command, none).unwrap();
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_has_a_limit_even_without_a_profile() {
+    fn cleanup_has_a_limit_even_without_a_profile() {
         let with = |ms| DeadlineProfile {
             cleanup_term_ms: ms,
             ..DeadlineProfile::default()

@@ -1,9 +1,9 @@
-//! The successor rule: no attempt of a task or conversation is leased while an earlier one may still
-//! run.
+//! The successor rule: no attempt of a task or conversation is leased while an earlier one may
+//! still run.
 //!
-//! Every path calls `check_lease` before it leases. An attempt has a fence while it is leased. If it
-//! ends without proof of death, the fence remains until the lease limit plus grace. Proof is a
-//! receipt, another boot of its machine, or time. This module never ends an attempt.
+//! Every path calls `check_lease` before it leases. An attempt has a fence while it is leased.
+//! If it ends without proof of death, the fence remains until the lease limit plus grace. Proof
+//! is a receipt, another boot of its machine, or time. This module never ends an attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -71,7 +71,7 @@ impl fmt::Display for Fence {
                 write!(f, "agent {name} may still work on attempt {attempt}")
             }
             (FenceGuard::Until(_), None) => {
-                write!(f, "an attempt from before the import may still run")
+                write!(f, "an attempt of another relay may still run")
             }
         }
     }
@@ -126,7 +126,8 @@ impl Fences {
         self.fences.insert(attempt, fence);
     }
 
-    /// Limits the fence of an attempt that ended without proof of death. Returns the changed fence.
+    /// Limits the fence of an attempt that ended without proof of death. Returns the changed
+    /// fence.
     pub fn fence_until(&mut self, attempt: AttemptId, until: MonotonicTime) -> Option<&Fence> {
         let mut fence = self.remove_fence(attempt)?;
         fence.guard = FenceGuard::Until(until);
@@ -151,8 +152,9 @@ impl Fences {
         Some(fence)
     }
 
-    /// Removes the fences of attempts that were leased on this machine under another boot id, because
-    /// their processes are dead. Returns the removed fences, including those of leased attempts.
+    /// Removes the fences of attempts that were leased on this machine under another boot id,
+    /// because their processes are dead. Returns the removed fences, including those of leased
+    /// attempts.
     pub fn remove_rebooted(&mut self, daemon: DaemonId, boot_id: &str) -> Vec<Fence> {
         let of_daemon = self.daemons.get(&daemon).into_iter().flatten();
         let dead = |attempt: &&AttemptId| {
@@ -169,9 +171,9 @@ impl Fences {
             .collect()
     }
 
-    /// Replaces the boot id in all fences of this daemon. Called when a session reports another boot id
-    /// while the old session was still alive: two machines share an identity, so the change of boot id
-    /// does not prove that the fenced attempts are dead.
+    /// Replaces the boot id in all fences of this daemon. Called when a session reports another
+    /// boot id while the old session was still alive: two machines share an identity, so the
+    /// change of boot id does not prove that the fenced attempts are dead.
     pub fn replace_boot_id(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
         for attempt in self.daemons.get(&daemon).into_iter().flatten() {
             let fence = self.fences.get_mut(attempt);
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leased_attempt_keeps_its_task_and_conversation_to_itself() {
+    fn a_leased_attempt_blocks_its_task_and_conversation() {
         let fences = leased();
         assert!(!may_lease(&fences, 1, None, u64::MAX));
         assert!(!may_lease(&fences, 2, Some("c"), u64::MAX));
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receipt_lifts_it_at_once_and_a_second_one_finds_nothing() {
+    fn a_receipt_lifts_a_fence_at_once() {
         let mut fences = leased();
         fences.fence_until(attempt(1), MonotonicTime(100));
         assert!(fences.remove_fence(attempt(1)).is_some());
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn another_boot_of_that_machine_proves_death_and_the_same_boot_does_not() {
+    fn only_another_boot_of_the_machine_proves_death() {
         let mut fences = leased();
         fences.insert_fence(Fence {
             attempt: attempt(2),
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn no_machines_boot_says_anything_about_an_agent_that_held_the_lease_itself() {
+    fn a_machine_boot_lifts_no_fence_of_an_agent_holder() {
         let mut fences = Fences::default();
         let name = "reviewer".into();
         fences.insert_fence(Fence {
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_of_several_fences_is_named() {
+    fn the_longest_of_several_fences_is_returned() {
         let mut fences = leased();
         fences.fence_until(attempt(1), MonotonicTime(100));
         fences.insert_fence(Fence {
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_arms_it_again_in_full() {
+    fn a_restored_fence_gets_its_full_time() {
         let mut fences = Fences::default();
         let record = FenceRecord {
             attempt: attempt(1),

@@ -1,12 +1,12 @@
 //! Frames that arrive after an attempt's end: a receipt lifts the fence, a result may still be
 //! adopted, other terminal frames are recorded as evidence.
 //!
-//! Adoption is the one exception to the rule that a frame of a stale attempt changes nothing, so its
-//! conditions are narrow. The attempt is the last one that ever ran. The relay ended it, not the
-//! worker. The worker saw the end before its own lease limit. The task was neither resumed nor
-//! canceled. A finished task must be `lost`, or failed with `no_result`, for less than a day. The day
-//! is counted in the relay's uptime, so a clock jump does not matter and downtime of the relay does
-//! not shorten it.
+//! Adoption is the one exception to the rule that a frame of a stale attempt changes nothing,
+//! so its conditions are narrow. The attempt is the last one that ever ran. The relay ended it,
+//! not the worker. The worker saw the end before its own lease limit. The task was neither
+//! resumed nor canceled. A finished task must be `lost`, or failed with `no_result`, for less
+//! than a day. The day is counted in the relay's uptime, so a clock jump does not matter and
+//! downtime of the relay does not shorten it.
 
 use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
 use crate::attempt::machine::{MachineEvent, is_loss_code};
@@ -29,7 +29,8 @@ use crate::task::spec::MissingPolicy;
 use crate::time::{ClockReading, WallTime};
 
 impl Core {
-    /// Handles a frame for a finished task. The stored record is written only if the frame changes it.
+    /// Handles a frame for a finished task. The stored record is written only if the frame
+    /// changes it.
     pub(crate) fn handle_finished_frame(
         &mut self,
         finished: FinishedTask,
@@ -64,8 +65,8 @@ impl Core {
         let applied = live.record().attempts[index].control_seq;
         if from.control_seq <= applied {
             if is_receipt(&frame.body) {
-                // Frames of a killed attempt are dropped on both sides, so its numbering has gaps. A
-                // receipt proves death whatever its number.
+                // Frames of a killed attempt are dropped on both sides, so its numbering has
+                // gaps. A receipt proves death whatever its number.
                 self.apply_late_receipt(live, index, turn);
             }
             return send_ack(from, applied, turn);
@@ -75,8 +76,8 @@ impl Core {
                 .roster
                 .awaits_final_frames(from.daemon, from.frame_ref.attempt)
             {
-                // Welcome asked for the terminal frame. This frame precedes it in the replay, so it
-                // is acknowledged without effect.
+                // Welcome asked for the terminal frame. This frame precedes it in the replay,
+                // so it is acknowledged without effect.
                 return send_ack(from, from.control_seq, turn);
             }
             return self.reject_stale_frame(live, index, from, turn);
@@ -87,7 +88,8 @@ impl Core {
         if lacks_output(&frame.body) {
             return reject_frame(from, Rejection::OutputGap, turn);
         }
-        // The workspace is stored so that people can find a lost run's work; no decision uses it.
+        // The workspace is stored so that people can find a lost run's work; no decision uses
+        // it.
         live.set_workspace(from.frame_ref.attempt, frame.workspace);
         let may_adopt = self.may_adopt_late_end(live, index, turn.now);
         if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| may_adopt) {
@@ -154,7 +156,8 @@ impl Core {
         }
     }
 
-    /// Whether a late end of a finished task could still be adopted; its record must be retained then.
+    /// Whether a late end of a finished task could still be adopted; its record must be
+    /// retained then.
     pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: ClockReading) -> bool {
         let mut attempts = record.attempts.iter();
         attempts.any(|attempt| {
@@ -206,7 +209,8 @@ impl Core {
         let record = live.record_mut();
         (record.retry, record.attention, record.retry_stop_reason) = (None, None, None);
         undo_end_counters(record, index);
-        // Set back to the state before its end, so that the machine ends it again from the frame.
+        // Set back to the state before its end, so that the machine ends it again from the
+        // frame.
         record.attempts[index].state = AttemptState::CleaningUp { pending: None };
         let context = self.attempt_context(live, turn.now, Some(observed));
         live.apply_event_at(index, event, &mut TimerSet::default(), &context);
@@ -245,9 +249,9 @@ fn is_result(body: &FrameBody) -> bool {
     !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
 }
 
-/// The event of a late frame that may be adopted: a result, or a failure if the recorded end does
-/// not explain what happened. A worker's report that it lost the attempt adds nothing and is not
-/// adopted.
+/// The event of a late frame that may be adopted: a result, or a failure if the recorded end
+/// does not explain what happened. A worker's report that it lost the attempt adds nothing and
+/// is not adopted.
 fn adoptable_event(live: &LiveTask, index: usize, body: &FrameBody) -> Option<MachineEvent> {
     let attempt = &live.record().attempts[index];
     match body {
@@ -285,9 +289,10 @@ fn adoptable_event(live: &LiveTask, index: usize, body: &FrameBody) -> Option<Ma
     }
 }
 
-/// Turns a late result with missing files into a failure, if the contract's policy is `fail` and a
-/// late failure would be adopted. Under the other policies it is only evidence: the agent that could
-/// supply the files has ended, and a task that may be running elsewhere must not be parked.
+/// Turns a late result with missing files into a failure, if the contract's policy is `fail`
+/// and a late failure would be adopted. Under the other policies it is only evidence: the agent
+/// that could supply the files has ended, and a task that may be running elsewhere must not be
+/// parked.
 fn late_failure(
     live: &LiveTask,
     index: usize,
@@ -302,14 +307,15 @@ fn late_failure(
         .then(|| MachineEvent::Errored(ErroredBody::receipts_missing(body.clone(), summary)))
 }
 
-/// Whether a late end may replace this successor: no person requested it and it never ran a process.
+/// Whether a late end may replace this successor: no person requested it and it never ran a
+/// process.
 fn is_superseded(successor: &AttemptRecord) -> bool {
     let never_ran = successor.state.receipt() == Some(TerminationReceipt::NotNeeded);
     never_ran && !successor.requested_by_person
 }
 
-/// Whether the relay gave the attempt up without a terminal frame. False for an agent that holds the
-/// lease itself: it has no outbox, so it cannot deliver a late frame.
+/// Whether the relay gave the attempt up without a terminal frame. False for an agent that
+/// holds the lease itself: it has no outbox, so it cannot deliver a late frame.
 fn ended_by_relay(attempt: &AttemptRecord) -> bool {
     let end = attempt
         .state
@@ -328,7 +334,8 @@ fn is_unexplained(attempt: &AttemptRecord) -> bool {
     end.is_some_and(|end| end.state == EndState::Lost) || lacks_result(attempt)
 }
 
-/// Whether all later attempts are still queued, so that adopting a failure withdraws nothing else.
+/// Whether all later attempts are still queued, so that adopting a failure withdraws nothing
+/// else.
 fn has_only_queued_successors(live: &LiveTask, index: usize) -> bool {
     let successors = &live.record().attempts[index + 1..];
     successors

@@ -1,5 +1,5 @@
-//! Consequences of an attempt's lease ending: slots and conversation are freed, the fence is set,
-//! a cancel is confirmed, and the task is retried, parked or finished.
+//! Consequences of an attempt's lease ending: slots and conversation are freed, the fence is
+//! set, a cancel is confirmed, and the task is retried, parked or finished.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ impl Core {
         self.apply_frame_event(live, event, observed, None, turn)
     }
 
-    /// Like `apply_event`, for a frame. The frame's `control_seq` is stored before the consequences,
-    /// because they may create a successor, which is then the newest attempt.
+    /// Like `apply_event`, for a frame. The frame's `control_seq` is stored before the
+    /// consequences, because they may create a successor, which is then the newest attempt.
     pub(crate) fn apply_frame_event(
         &mut self,
         live: &mut LiveTask,
@@ -77,8 +77,8 @@ impl Core {
         if before.leased && !live.is_newest_leased() {
             self.end_lease(live, before.lease_ends, turn);
             if matches!(live.newest_attempt().state, AttemptState::Parked(_)) {
-                // The fence records how long the attempt may still run; the rest of the lease is
-                // not needed again.
+                // The fence records how long the attempt may still run; the rest of the lease
+                // is not needed again.
                 if !mutant!(ParkKeepsHash) {
                     live.newest_attempt_mut().lease = None;
                 }
@@ -108,7 +108,8 @@ impl Core {
         }
     }
 
-    /// Sends the holder a Cancel for the attempt; repeated after each reconnect until it has ended.
+    /// Sends the holder a Cancel for the attempt; repeated after each reconnect until it has
+    /// ended.
     pub(crate) fn send_cancel(&mut self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
         let AttemptState::CleaningUp {
             pending: Some(pending),
@@ -160,8 +161,8 @@ impl Core {
         );
     }
 
-    /// Releases everything the lease reserved. A fence blocks successors unless the processes are
-    /// proven dead.
+    /// Releases everything the lease reserved. A fence blocks successors unless the processes
+    /// are proven dead.
     fn end_lease(
         &mut self,
         live: &mut LiveTask,
@@ -219,8 +220,8 @@ impl Core {
         (live.missed_heartbeats, live.stall_credit_ms) = (0, 0);
     }
 
-    /// Whether the machine has rebooted since the attempt was leased, so no process of it is left.
-    /// Happens when a daemon reports the end of an attempt that it found on its disk.
+    /// Whether the machine has rebooted since the attempt was leased, so no process of it is
+    /// left. Happens when a daemon reports the end of an attempt that it found on its disk.
     fn has_machine_rebooted(&self, attempt: AttemptId) -> bool {
         let fence = self.fences.get(attempt);
         let Some(PossibleRunner::Machine { daemon, boot_id }) =
@@ -232,8 +233,8 @@ impl Core {
         now.is_some_and(|now| *now != *boot_id)
     }
 
-    /// Fences an attempt that ended without proof of death: its task and conversation wait until the
-    /// lease limit plus grace.
+    /// Fences an attempt that ended without proof of death: its task and conversation wait
+    /// until the lease limit plus grace.
     fn raise_fence(&mut self, live: &LiveTask, until: MonotonicTime, turn: &mut CoreTurn<'_>) {
         let attempt = live.newest_attempt();
         let (Some(holder), Some(lease)) = (&attempt.holder, &attempt.lease) else {
@@ -255,7 +256,8 @@ impl Core {
         }
     }
 
-    /// Removes the fence after proof of death or expiry; tasks that waited for it may be placed.
+    /// Removes the fence after proof of death or expiry; tasks that waited for it may be
+    /// placed.
     pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut CoreTurn<'_>) {
         if let Some(fence) = self.fences.remove_fence(attempt) {
             self.remove_fallen_fence(&fence, turn);
@@ -281,8 +283,8 @@ impl Core {
         if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
             self.roster.note_attempt_run(daemon, now);
         }
-        // A refused offer frees no workspace. If it did, two tasks that wait for the same workspace
-        // would be offered in turn without end.
+        // A refused offer frees no workspace. If it did, two tasks that wait for the same
+        // workspace would be offered in turn without end.
         if end.state != EndState::Released {
             self.roster.workspace_freed(daemon);
         }

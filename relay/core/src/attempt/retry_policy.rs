@@ -1,8 +1,8 @@
 //! Decides after an attempt's end whether to retry, end the task, or park it for a person.
 //!
-//! Counts the end in the task's counters and decides from them; it never creates an attempt. An end is
-//! retryable only if the cause is transient, there were no side effects, and the daemon's hint does
-//! not forbid it.
+//! Counts the end in the task's counters and decides from them; it never creates an attempt. An
+//! end is retryable only if the cause is transient, there were no side effects, and the
+//! daemon's hint does not forbid it.
 
 use crate::config::Config;
 use crate::ids::DaemonId;
@@ -25,7 +25,8 @@ pub enum AttemptOutcome {
         /// The daemon's opinion on a retry. It can forbid one, never cause one.
         hint: Option<bool>,
     },
-    /// A deadline ended it. The exit status comes from the relay's own kill, so it is not compared.
+    /// A deadline ended it. The exit status comes from the relay's own kill, so it is not
+    /// compared.
     TimedOut {
         code: FailureCode,
         retry_safe: bool,
@@ -35,8 +36,8 @@ pub enum AttemptOutcome {
     Lost {
         code: FailureCode,
         retry_safe: bool,
-        /// None if an agent held the lease itself: such a loss is no evidence that the task brings
-        /// daemons down.
+        /// None if an agent held the lease itself: such a loss is no evidence that the task
+        /// brings daemons down.
         daemon: Option<DaemonId>,
     },
     /// Given back or rejected; not a failure.
@@ -45,8 +46,8 @@ pub enum AttemptOutcome {
     Refused,
     /// An operator took it from its holder; the offer is not counted.
     ForceReleased,
-    /// The conversation to resume no longer exists, and no work was done: retried at once with a
-    /// fresh one.
+    /// The conversation to resume no longer exists, and no work was done: retried at once with
+    /// a fresh one.
     ResumeFailed,
 }
 
@@ -87,7 +88,8 @@ impl RetryStop {
     }
 }
 
-/// Counts the end and decides what follows. `millionth` is the jitter, uniform in `0..1_000_000`.
+/// Counts the end and decides what follows. `millionth` is the jitter, uniform in
+/// `0..1_000_000`.
 pub fn decide_retry(
     outcome: &AttemptOutcome,
     counters: &mut RetryCounters,
@@ -141,9 +143,10 @@ pub fn is_retryable(code: &FailureCode, retry_safe: bool, hint: Option<bool>) ->
     is_transient(code) && retry_safe && hint != Some(false)
 }
 
-/// Whether a lost attempt can be retried without repeating side effects. Frames are missing exactly
-/// when a lease expires, so the last phase seen proves nothing. A loss is safe only if no process was
-/// allowed to start, or the worker's receipt states that the prompt was never written.
+/// Whether a lost attempt can be retried without repeating side effects. Frames are missing
+/// exactly when a lease expires, so the last phase seen proves nothing. A loss is safe only if
+/// no process was allowed to start, or the worker's receipt states that the prompt was never
+/// written.
 pub fn is_loss_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
     !confirmed || prompt_written == Some(false) || mutant!(UnsafeLossRetried)
 }
@@ -185,11 +188,12 @@ pub fn is_transient(code: &FailureCode) -> bool {
     }
 }
 
-/// Transient agent codes without an enum variant. A new variant would change how every record with
-/// an `Other` code is stored.
+/// Transient agent codes without an enum variant. A new variant would change how every record
+/// with an `Other` code is stored.
 const TRANSIENT_CODES: [&str; 1] = ["provider_overloaded"];
 
-/// `initial × 2^n`, at most `max`, with ±20 % jitter so that many tasks do not retry at the same time.
+/// `initial × 2^n`, at most `max`, with ±20 % jitter so that many tasks do not retry at the
+/// same time.
 pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
     let factor = 1u64.checked_shl(earlier).unwrap_or(u64::MAX);
     let base = policy.backoff_initial_ms.saturating_mul(factor);
@@ -241,8 +245,8 @@ fn count_outcome(outcome: &AttemptOutcome, counters: &mut RetryCounters) -> bool
     }
 }
 
-/// Whether the loss may mean that the task brought its daemon down. An offer that was not delivered
-/// or not answered does not.
+/// Whether the loss may mean that the task brought its daemon down. An offer that was not
+/// delivered or not answered does not.
 fn daemon_was_lost(code: &FailureCode) -> bool {
     matches!(
         code,

@@ -1,5 +1,5 @@
-//! Carries out the retry decision after an attempt's end: queues or schedules another attempt, parks
-//! the task for a person, or ends it.
+//! Carries out the retry decision after an attempt's end: queues or schedules another attempt,
+//! parks the task for a person, or ends it.
 
 use std::sync::Arc;
 
@@ -70,7 +70,8 @@ impl Core {
             return;
         };
         if outcome == retry_policy::AttemptOutcome::ResumeFailed {
-            // Too late for a fresh conversation at once: other tasks may have continued this one.
+            // Too late for a fresh conversation at once: other tasks may have continued this
+            // one.
             outcome = retry_policy::AttemptOutcome::Failed {
                 code: FailureCode::ResumeFailed,
                 exit: end.and_then(|end| end.exit),
@@ -99,7 +100,8 @@ impl Core {
         retry_policy::decide_retry(outcome, counters, &policy, &self.config, jitter)
     }
 
-    /// Queues a released or rejected task again at once, but excludes the same daemon for a while.
+    /// Queues a released or rejected task again at once, but excludes the same daemon for a
+    /// while.
     fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
             let until = turn.now.monotonic + self.config.reject_backoff_ms;
@@ -108,17 +110,17 @@ impl Core {
         self.queue_attempt(live, false, turn);
     }
 
-    /// Queues an attempt that starts a fresh conversation even if its daemon has stored one, because
-    /// the agent no longer has the old conversation.
+    /// Queues an attempt that starts a fresh conversation even if its daemon has stored one,
+    /// because the agent no longer has the old conversation.
     fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         self.queue_attempt(live, false, turn);
         live.newest_attempt_mut().fresh_conversation = true;
         live.add_event(TimelineEventKind::ResumeFallback, None);
     }
 
-    /// Queues a task again that the machine could not take. The daemon gets no offers for a while; if
-    /// only the workspace is in use, it gets none for this task. The task keeps what is left of its
-    /// queue deadline, as if it had not been offered.
+    /// Queues a task again that the machine could not take. The daemon gets no offers for a
+    /// while; if only the workspace is in use, it gets none for this task. The task keeps what
+    /// is left of its queue deadline, as if it had not been offered.
     fn requeue_refused(&mut self, live: &mut LiveTask, end: &AttemptEnd, turn: &mut CoreTurn<'_>) {
         let now = turn.now.monotonic;
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
@@ -139,8 +141,8 @@ impl Core {
     }
 }
 
-/// The outcome for the retry decision. `None` if no automatic step follows: a result, a cancel, a
-/// hand-off, or a successor that a late result made unnecessary.
+/// The outcome for the retry decision. `None` if no automatic step follows: a result, a cancel,
+/// a hand-off, or a successor that a late result made unnecessary.
 fn retry_outcome(
     attempt: &AttemptRecord,
     end: &AttemptEnd,
@@ -152,7 +154,8 @@ fn retry_outcome(
     attempt.holder.as_ref()?;
     let daemon = holding_daemon(attempt);
     let retry_safe = attempt.retry_safe;
-    // `retryable` already includes the hint: a hint is present if `retryable` is lower than the rule.
+    // `retryable` already includes the hint: a hint is present if `retryable` is lower than the
+    // rule.
     let hint = |code: &FailureCode| {
         (!end.retryable && retry_policy::is_retryable(code, retry_safe, None)).then_some(false)
     };
@@ -206,8 +209,8 @@ fn schedule_retry(live: &mut LiveTask, after_ms: u64, now: ClockReading) {
     live.add_event(TimelineEventKind::RetryScheduled { after_ms }, None);
 }
 
-/// Ends the task. If the last attempt was only released, it has no failure, so the dispatch limit is
-/// recorded as the failure.
+/// Ends the task. If the last attempt was only released, it has no failure, so the dispatch
+/// limit is recorded as the failure.
 fn stop_retries(live: &mut LiveTask, stop: RetryStop) {
     if let AttemptState::Ended(end) = &mut live.newest_attempt_mut().state
         && end.state == EndState::Released
