@@ -71,7 +71,7 @@ impl fmt::Display for Fence {
                 write!(f, "agent {name} may still work on attempt {attempt}")
             }
             (FenceGuard::Until(_), None) => {
-                write!(f, "an attempt of another relay may still run")
+                write!(f, "an attempt unknown to this relay may still run")
             }
         }
     }

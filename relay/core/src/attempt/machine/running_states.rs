@@ -239,7 +239,7 @@ impl AttemptMachine<'_> {
     fn apply_output(&mut self, sign: OutputSignal, tools: &[Arc<str>], end: u64) -> EventOutcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
         // Output of a program before its prompt does not prove that the prompt was written, so
-        // it feeds no timer.
+        // it restarts no timer.
         if sign == OutputSignal::BeforePrompt {
             return EventOutcome::Ignored;
         }

@@ -32,8 +32,7 @@ pub struct StoredTimers<'a> {
 }
 
 impl TimerSet {
-    /// The budgets to store. They must be stored at least every 30 s to keep hard deadlines
-    /// exact.
+    /// The budgets to store. Older than 30 s, they are too inexact for the hard deadlines.
     pub fn budgets(&self, now: MonotonicTime) -> Vec<TimerBudget> {
         self.timers.iter().map(|timer| budget(timer, now)).collect()
     }
