@@ -50,7 +50,7 @@ impl PausesRecord {
     /// one journal entry.
     const MAX_TENANTS: usize = 1_500;
 
-    pub fn pause_entry(&self, tenant: &TenantId) -> Option<&PauseMark> {
+    pub fn pause_of_tenant(&self, tenant: &TenantId) -> Option<&PauseMark> {
         self.tenants.get(tenant).and_then(TenantPause::active_pause)
     }
 

@@ -359,7 +359,7 @@ mod tests {
         /// For any sequence of events the timeline is bounded, complete after
         /// `dropped_through`, and before it contains only the newest audit events.
         #[test]
-        fn audits_give_way_to_audits_only(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
+        fn audit_events_are_dropped_only_for_newer_audit_events(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
             let mut timeline = TaskTimeline::default();
             for (revision, audit) in (1..).zip(&audits) {
                 timeline.push(event(revision, *audit));

@@ -76,7 +76,7 @@ mod tests {
     use crate::samples::tenant;
 
     #[test]
-    fn places_are_remembered_per_tenant_and_up_to_a_bound() {
+    fn last_daemons_are_remembered_per_tenant_up_to_a_limit() {
         let key = |tenant_name: &str, name: usize| ConversationKey {
             tenant: tenant(tenant_name),
             name: name.to_string().into(),

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_person_goes_before_queued_and_hides_neither_what_runs_nor_a_result() {
+    fn attention_outranks_queued_but_not_running_or_completed() {
         let (lost, handed_off) = (ended_as(EndState::Lost), ended_as(EndState::HandedOff));
         let completed = ended_as(EndState::Completed);
         let table: [(&[AttemptState], bool, TaskState); 9] = [
