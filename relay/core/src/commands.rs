@@ -1,4 +1,5 @@
-//! Every command of the core, by subject. Each is documented and decided where it is defined.
+//! Re-exports of every command of the core, by subject. Each command is documented where it is
+//! defined.
 
 pub use crate::agent::attempt_verb::{
     AgentVerb, BlockAttempt, EndAttempt, ReportAttemptProgress, WriteAttemptCheckpoint,

@@ -1,4 +1,4 @@
-//! The relay's own settings that decisions depend on. Fixed for one run.
+//! Settings of the relay that decisions depend on. They are fixed for one run.
 
 use crate::ids::{Incarnation, RelayEpoch};
 
@@ -6,60 +6,62 @@ use crate::ids::{Incarnation, RelayEpoch};
 pub struct Config {
     pub incarnation: Incarnation,
     pub epoch: RelayEpoch,
-    /// Longest pause between heartbeats; a short ttl shortens it (`heartbeat_for`).
+    /// Longest time between heartbeats; a short lease ttl shortens it (`heartbeat_ms_for`).
     pub heartbeat_ms: u64,
     pub accept_ms: u64,
-    /// Least time added to a lease before it counts as expired; long leases add a thousandth of their ttl.
+    /// Minimum time added to a lease before it counts as expired. A long lease adds a
+    /// thousandth of its ttl.
     pub grace_ms: u64,
     /// Added to profile deadlines, so that a daemon that runs the same timers reports first.
     pub slack_ms: u64,
-    /// Used where a submission sets none.
+    /// Used when a submission sets none.
     pub total_ms: u64,
     pub queue_ms: u64,
-    /// Time a daemon gets between TERM and KILL where the profile names none.
+    /// Time between TERM and KILL when the profile sets none.
     pub cleanup_term_ms: u64,
     /// Largest lease ttl that a task may ask for.
     pub max_lease_ms: u64,
-    /// Longest hold that a daemon may ask for before a restart on purpose.
+    /// Longest lease extension that a daemon may request before a planned restart.
     pub max_extension_ms: u64,
-    /// Open (not terminal) tasks, over all tenants and for one.
+    /// Limit on open (not terminal) tasks of all tenants together.
     pub max_open_tasks: usize,
-    /// Bytes of prompts, arguments and records that open tasks may keep in memory.
+    /// Limit on the bytes of prompts, arguments and records that open tasks keep in memory.
     pub max_open_bytes: u64,
-    /// Of these, how many are one tenant's at most.
+    /// The share of `max_open_bytes` that one tenant may use.
     pub max_open_bytes_per_tenant: u64,
     pub max_open_tasks_per_tenant: usize,
-    /// Open tool calls and open inputs of one attempt.
+    /// Limits on open tool calls and open inputs of one attempt.
     pub max_tools: usize,
     pub max_inputs: usize,
-    /// After this many offers a task ends.
+    /// A task ends after this many offers.
     pub max_dispatches: u32,
-    /// Different daemons lost under one task before it parks as poison.
+    /// Number of different daemons lost while running one task before it parks as poison.
     pub poison_losses: usize,
-    /// Failures in a row before a daemon is set aside, and for how long.
+    /// Failures in a row after which a daemon is set aside, and for how long.
     pub sick_failures: u32,
     pub sick_ms: u64,
-    /// Daemons that one credential may have on record; those away for long make room for new ones.
+    /// Limit on stored daemons of one credential. Daemons that were absent for long are
+    /// forgotten to make room for new ones.
     pub max_daemons_per_token: usize,
-    /// How long a daemon is set aside that refuses work because of its machine: the first time, doubled each time that it
-    /// refuses again, at most.
+    /// How long a daemon is set aside after it refuses work because of its machine. The first
+    /// refusal costs `unfit_ms`; each further one doubles it up to `unfit_max_ms`.
     pub unfit_ms: u64,
     pub unfit_max_ms: u64,
-    /// How long a daemon that rejected a task is passed over for it.
+    /// How long a daemon that rejected a task is excluded from it.
     pub reject_backoff_ms: u64,
-    /// A loop that was away longer than this credits the leases of connected sessions.
+    /// A loop that stalled longer than this credits the leases of connected sessions.
     pub stall_ms: u64,
     /// Consumed budgets of hard deadlines are written at least this often.
     pub budget_write_ms: u64,
-    /// After an accepted loss or an import: how long tasks found at boot are not placed, for they may have been leased
-    /// later than the relay knows.
+    /// After an accepted loss or an import: how long tasks loaded at boot are not placed. Their
+    /// newest leases may be missing from the relay's records.
     pub inherited_suspension_ms: u64,
     /// How long after `lost` a result of the last attempt may still be adopted.
     pub adopt_late_ms: u64,
 }
 
 impl Config {
-    /// The defaults that README documents.
+    /// The defaults documented in the README.
     pub fn new(incarnation: Incarnation, epoch: RelayEpoch) -> Self {
         Self {
             incarnation,
@@ -94,18 +96,19 @@ impl Config {
         }
     }
 
-    /// What the relay adds to a lease's limit before it counts as expired.
+    /// Grace added to the limit of a lease before it counts as expired.
     pub fn grace_ms_for(&self, ttl_ms: u64) -> u64 {
         self.grace_ms.max(ttl_ms / 1_000)
     }
 
-    /// The longest that a grant can last, grace included: after that nothing leased before can still run.
+    /// The longest time that a grant can last, including grace. After it, no earlier lease can
+    /// still be valid.
     pub fn longest_grant_ms(&self) -> u64 {
         let granted_ms = self.max_lease_ms.max(self.max_extension_ms);
         granted_ms + self.grace_ms_for(granted_ms)
     }
 
-    /// How often a daemon must renew a lease of this ttl.
+    /// The heartbeat interval for a daemon whose shortest lease has this ttl.
     pub fn heartbeat_ms_for(&self, shortest_ttl_ms: u64) -> u64 {
         self.heartbeat_ms.min(shortest_ttl_ms / 3).max(1)
     }

@@ -1,7 +1,8 @@
-//! The core's surface: one state, three calls. What each input means is decided in the files beside this one.
+//! The state of the core, and its entry points `handle` and `next_deadline`.
 //!
-//! Here: the state, the order of one turn (stall credit, the input, placement), and how a changed task goes back
-//! into it with its writes. A task is taken out of the map while it is changed, so nothing sees it half-way.
+//! One turn runs in a fixed order: stall credit, the input, placement. What each input does is
+//! decided in the folder of its subject. A task is removed from the map while it is changed and
+//! put back together with its record changes, so no other code sees a half-changed task.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use crate::task::spec::TaskSpec;
 use crate::task::timer_invariant::has_timer_or_waits_for_person;
 use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
 
-/// Everything durable that a boot needs; finished tasks are not among it.
+/// All durable state that a boot needs. Finished tasks stay in the store.
 #[derive(Debug, Default)]
 pub struct RecoveredState {
     pub tasks: Vec<(Arc<TaskSpec>, Arc<TaskRecord>)>,
@@ -43,20 +44,21 @@ pub struct RecoveredState {
     pub forgotten: ForgottenDaemonsRecord,
     pub daemon_changes: DaemonChangesRecord,
     pub fences: Vec<FenceRecord>,
-    /// Of live tasks; the store is asked for the others.
+    /// Keys of live tasks only. Keys of finished tasks are read from the store on demand.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
-    /// What is missing above because it cannot be read.
+    /// Records that could not be read and are therefore missing from the fields above.
     pub damage: RecordDamage,
 }
 
-/// All live state. Maps that are only looked up are hash maps; whatever is walked is ordered.
+/// All live state. Maps that are only looked up are hash maps; maps that are iterated are
+/// ordered, so that a replay gives the same result.
 #[derive(Debug)]
 pub struct Core {
     pub(crate) config: Config,
     pub(crate) tasks: HashMap<TaskId, Box<LiveTask>>,
-    /// Leased attempts.
+    /// The task of each leased attempt.
     pub(crate) leased_attempts: HashMap<AttemptId, TaskId>,
-    /// Those of them that agents hold themselves, by their credentials.
+    /// Leased attempts held by agents, by the credential of the agent.
     pub(crate) agent_leases: BTreeMap<(TokenId, AttemptId), TaskId>,
     pub(crate) idempotency_keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) open_limits: OpenTaskLimits,
@@ -71,18 +73,18 @@ pub struct Core {
     pub(crate) pauses: PausesRecord,
     pub(crate) forgotten_daemons: ForgottenDaemonsRecord,
     pub(crate) daemon_changes: DaemonChangesRecord,
-    /// How often operators have spoken of late.
+    /// Limits how often operators may force changes.
     pub(crate) operator_limit: OperatorRateLimit,
-    /// Nothing is leased for now; what is leased goes on.
+    /// New leases are suspended; existing ones continue.
     pub(crate) dispatch_suspended: bool,
-    /// When this run began, and the uptime that earlier runs had.
+    /// When this run began, and the uptime of all earlier runs.
     pub(crate) started_at: MonotonicTime,
     pub(crate) earlier_uptime_ms: u64,
     pub(crate) uptime_written_at: MonotonicTime,
     pub(crate) last_turn_at: MonotonicTime,
 }
 
-/// One turn: its time, its fresh ids, and what comes out.
+/// The context of one turn: its time, its id source and the effects collected so far.
 #[expect(missing_debug_implementations, reason = "lives for one turn only")]
 pub struct CoreTurn<'a> {
     pub(crate) now: ClockReading,
@@ -132,8 +134,8 @@ impl CoreTurn<'_> {
 }
 
 impl Core {
-    /// Decides one input. `now` never goes back; the shell reads both clocks once per input. What the input names and
-    /// the core does not hold is read from `store`.
+    /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
+    /// Finished tasks that the input names are read from `store`.
     pub fn handle(
         &mut self,
         input: CoreInput,
@@ -164,9 +166,10 @@ impl Core {
         turn.effects
     }
 
-    /// When `CoreInput::Tick` is wanted next.
+    /// When the shell must send the next `CoreInput::Tick`.
     pub fn next_deadline(&self) -> Option<MonotonicTime> {
-        // A short beat while anything is leased: only so can a stall be told from an idle hour.
+        // While attempts are leased, turns must be frequent: a stall is detected by the gap
+        // between two turns.
         let beat = (!self.leased_attempts.is_empty())
             .then(|| self.last_turn_at + self.config.stall_ms / 2);
         let uptime =
@@ -191,7 +194,7 @@ impl Core {
         &self.config
     }
 
-    /// How many tasks are not finished.
+    /// The number of tasks that are not finished.
     pub fn open_task_count(&self) -> usize {
         self.tasks.len()
     }
@@ -228,7 +231,8 @@ impl Core {
         }
     }
 
-    /// Takes a live task of this tenant out for a change; another tenant's does not exist.
+    /// Removes a live task of this tenant from the map so that it can be changed. A task of
+    /// another tenant counts as unknown.
     pub(crate) fn take_task(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<LiveTask>> {
         if self.tasks.get(&task)?.record().tenant != *tenant && !mutant!(TenantIgnored) {
             return None;
@@ -236,7 +240,8 @@ impl Core {
         self.tasks.remove(&task)
     }
 
-    /// Puts a task back: writes what changed, publishes it, arms what comes next, or lets it go if it has ended.
+    /// Puts a changed task back: writes and publishes the change, then arms the next deadline,
+    /// or removes the task if it has ended.
     pub(crate) fn put_back_task(
         &mut self,
         mut live: Box<LiveTask>,
@@ -263,7 +268,7 @@ impl Core {
         self.open_limits.update_task(&live.spec, &record, inherited);
         debug_assert!(
             has_timer_or_waits_for_person(&live),
-            "waits for ever: {:?}",
+            "task has no timer and waits for no person: {:?}",
             live.record()
         );
         match live.next_due() {
@@ -274,7 +279,7 @@ impl Core {
         record
     }
 
-    /// Writes a finished task that changed once more (late evidence, an adopted result).
+    /// Writes a finished task that changed after its end (late evidence or an adopted result).
     pub(crate) fn store_finished_task(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         if let Some(change) = live.finish_change(turn.now, self.uptime_ms(turn.now)) {
             turn.push_change(RecordChange::PutDone(Arc::clone(&change.record)));
@@ -312,7 +317,7 @@ impl Core {
         }
     }
 
-    /// The stream on which the newest attempt's holder can be reached.
+    /// The session of the daemon that holds the newest attempt.
     pub(crate) fn session_of(&self, live: &LiveTask) -> Option<SessionId> {
         let holder = live.newest_attempt().daemon_holder()?;
         self.roster.session_of(holder.daemon)
@@ -323,7 +328,8 @@ impl Core {
             .saturating_add(now.monotonic.since(self.started_at))
     }
 
-    /// What a task's budgets are dated by. A queued attempt has only its queue timer, and that stands still in a pause.
+    /// The clock against which the budgets of a task are stored. A queued attempt has only its
+    /// queue timer, which stops during a pause.
     fn budget_clock_ms(&self, live: &LiveTask, now: ClockReading) -> u64 {
         let uptime_ms = self.uptime_ms(now);
         if live.newest_attempt().state == AttemptState::Queued {

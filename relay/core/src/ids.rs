@@ -1,4 +1,5 @@
-//! The ids of Baton: one newtype each, so that they cannot be swapped. Minted by the shell (UUIDv7), never here.
+//! The ids of Baton. Each is a newtype of its own, so that two kinds cannot be confused. The
+//! shell generates them (UUIDv7); this module only parses and prints them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,15 +36,17 @@ macro_rules! uuid_id {
 }
 
 uuid_id!(
-    /// What a client submitted.
+    /// A task: what a client submitted.
     TaskId
 );
 uuid_id!(
-    /// One try at a task; never reused, which is what makes it a fence.
+    /// An attempt: one try at a task. The id is never reused, so a frame of an older attempt is
+    /// recognized.
     AttemptId
 );
 uuid_id!(
-    /// A worker machine's daemon: minted by the relay, bound to its credential, kept in its data directory.
+    /// The daemon of a worker machine. The relay assigns the id, binds it to the daemon's
+    /// credential, and the daemon keeps it in its data directory.
     DaemonId
 );
 uuid_id!(
@@ -63,19 +66,21 @@ uuid_id!(
     CheckpointId
 );
 uuid_id!(
-    /// One life of the relay's data: a restored or truncated store gets a new one, which fences older frames.
+    /// One lineage of the relay's data. A restored or truncated store gets a new one, so that
+    /// frames of the older lineage are refused.
     Incarnation
 );
 uuid_id!(
-    /// One call of an agent, by the agent's own word: the same one again has the same id.
+    /// One call of an agent. The agent chooses the id and repeats it when it sends the same
+    /// call again.
     CallId
 );
 uuid_id!(
-    /// A credential's public half.
+    /// The public part of a credential.
     TokenId
 );
 
-/// Shape is checked before any look-up; only the canonical hyphenated form is taken.
+/// Accepts only the canonical hyphenated form. Ids are checked before any look-up.
 fn parse_uuid(text: &str) -> Result<Uuid, MalformedId> {
     let id = Uuid::try_parse(text).map_err(|_| MalformedId)?;
     if id.hyphenated().to_string() == text {
@@ -85,7 +90,7 @@ fn parse_uuid(text: &str) -> Result<Uuid, MalformedId> {
     }
 }
 
-/// Not an id of Baton's shape.
+/// The text is not a canonical id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MalformedId;
 
@@ -97,11 +102,12 @@ impl fmt::Display for MalformedId {
 
 impl std::error::Error for MalformedId {}
 
-/// Counts starts of one relay: larger wins, and daemons refuse lower ones.
+/// Counts the starts of one relay. A daemon refuses a relay with a lower epoch than the last
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RelayEpoch(pub u64);
 
-/// Whose data it is. Comes from the credential, never from a message.
+/// The owner of a task and its data. It comes from the credential, never from a message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TenantId(Arc<str>);
 
@@ -110,8 +116,8 @@ impl TenantId {
     pub fn new(name: &str) -> Option<Self> {
         let body = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
         let first = name.bytes().next()?;
-        let good = name.len() <= 63 && first.is_ascii_alphanumeric() && name.bytes().all(body);
-        good.then(|| Self(name.into()))
+        let valid = name.len() <= 63 && first.is_ascii_alphanumeric() && name.bytes().all(body);
+        valid.then(|| Self(name.into()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -131,7 +137,7 @@ impl fmt::Debug for TenantId {
     }
 }
 
-/// Which tenants a daemon works for: one, or all of them (a shared fleet).
+/// The tenants that a daemon works for: one, or all of them (a shared fleet).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TenantScope {
     One(TenantId),
@@ -147,7 +153,7 @@ impl TenantScope {
     }
 }
 
-/// What people call a daemon.
+/// A daemon as a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DaemonRef {
     Id(DaemonId),

@@ -1,8 +1,8 @@
-//! Every decision of the relay, pure: no I/O, no clock, no randomness.
+//! All decisions of the relay as pure code: no I/O, no clock, no randomness.
 //!
-//! `Core::handle(input, store, now, ids)` takes one fact or request and returns `Effects`: the writes that must
-//! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
-//! or a simulation can replay any history exactly.
+//! `Core::handle(input, store, now, ids)` takes one input and returns `Effects`: the record
+//! changes that must become durable, and the deliveries that may be sent once they are. Time,
+//! ids and secrets are arguments, so a test or a simulation can replay any history exactly.
 
 #[macro_use]
 pub mod mutants;
@@ -31,5 +31,5 @@ mod tests;
 
 pub use crate::core_state::{Core, RecoveredState};
 pub use crate::io::stored_lookup::{StoredLookup, StoredTasks, TaskLookup, UnreadableRecord};
-/// What must not be kept of words about work.
+/// Removes secrets from texts before they are stored.
 pub use baton_redaction as redaction;

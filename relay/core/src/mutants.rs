@@ -1,9 +1,10 @@
-//! Named one-line breakages of the core, so that the simulation itself can be tested: each must be found.
+//! Named one-line faults in the core. They test the simulation, which must detect each of them.
 //!
-//! Only in builds of the feature `mutants`, one at a time, chosen at run time and for this thread alone. In every other
-//! build `mutant!` is `false`, and the compiler removes what it guards.
+//! They exist only in builds with the feature `mutants`. At most one is active, chosen at run
+//! time for the current thread. In every other build `mutant!` is `false`, and the compiler
+//! removes the guarded code.
 
-/// Whether this build can be broken.
+/// Whether this build contains the mutants.
 pub fn are_compiled_in() -> bool {
     cfg!(feature = "mutants")
 }
@@ -28,14 +29,14 @@ mod active {
 
     macro_rules! mutants {
         ($($name:ident = $what:literal,)*) => {
-            /// One breakage.
+            /// One fault.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Mutant { $($name,)* }
 
             impl Mutant {
                 pub const ALL: &'static [Mutant] = &[$(Mutant::$name,)*];
 
-                /// What is broken.
+                /// A description of the fault.
                 pub fn what(self) -> &'static str {
                     match self { $(Mutant::$name => $what,)* }
                 }
@@ -146,7 +147,7 @@ mod active {
         static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// Breaks the core of this thread in this way, or mends it.
+    /// Activates this fault for the current thread; `None` deactivates it.
     pub fn activate(mutant: Option<Mutant>) {
         ACTIVE.set(mutant);
     }

@@ -1,4 +1,4 @@
-//! Ordinary values that unit tests vary; only the fields a test names matter to it.
+//! Default values for unit tests. A test changes only the fields that it checks.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) fn tenant(name: &str) -> TenantId {
     TenantId::new(name).unwrap()
 }
 
-/// Of a task that nothing has happened to.
+/// The record of a new task.
 pub(crate) fn task_record() -> TaskRecord {
     TaskRecord {
         tenant: tenant("acme"),

@@ -1,4 +1,5 @@
-//! The passing of time: timers that ran out, retries that are due, fences that are over, streams that fell silent.
+//! What happens when time passes: expired timers, due retries, expired fences and sessions
+//! without heartbeats.
 
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::TimerKey;
@@ -7,10 +8,11 @@ use crate::ids::TaskId;
 use crate::io::effects::{CloseReason, RecordChange};
 use crate::task::live_task::LiveTask;
 
-/// Tasks looked at in one turn; the rest wait for the next, so that one turn stays short.
+/// Limit on tasks processed in one turn, so that a turn stays short. The rest follow in the
+/// next one.
 const MAX_TASKS_PER_TICK: usize = 1_000;
 
-/// How often the uptime joins other writes.
+/// Shortest interval for writing the uptime together with other record changes.
 const UPTIME_WITH_WRITES_MS: u64 = 1_000;
 
 impl Core {
@@ -35,14 +37,15 @@ impl Core {
             return;
         };
         while let Some(key) = live.timers.take_due(turn.now.monotonic) {
-            let asked = if let TimerKey::UserInput(input) = &key {
+            let expired_input = if let TimerKey::UserInput(input) = &key {
                 Some(*input)
             } else {
                 None
             };
             self.apply_event(&mut live, MachineEvent::TimerExpired(key), None, turn);
-            if let Some(input) = asked {
-                // Nobody answered, and the policy may have answered for them.
+            if let Some(input) = expired_input {
+                // The input timed out. The policy of the task may have produced an answer,
+                // which the daemon needs.
                 self.send_answer(&live, input, turn);
             }
         }
@@ -59,15 +62,17 @@ impl Core {
         }
     }
 
-    /// One write for all budgets: with it a boot knows how much time every running timer has used.
+    /// Writes the uptime. A boot computes the consumed time of every running timer from it, so
+    /// that one small write serves all tasks.
     pub(crate) fn write_uptime(&mut self, turn: &mut CoreTurn<'_>) {
-        // Along with other writes it costs next to nothing.
-        let often = if turn.effects.changes.is_empty() {
+        // Together with other record changes the write costs almost nothing, so it is done more
+        // often.
+        let interval_ms = if turn.effects.changes.is_empty() {
             self.config.budget_write_ms
         } else {
             UPTIME_WITH_WRITES_MS
         };
-        let due = turn.now.monotonic.since(self.uptime_written_at) >= often;
+        let due = turn.now.monotonic.since(self.uptime_written_at) >= interval_ms;
         if due && !self.tasks.is_empty() {
             self.uptime_written_at = turn.now.monotonic;
             self.scheduler.uptime_ms = self.uptime_ms(turn.now);

@@ -1,16 +1,17 @@
-//! Time as an argument: a monotonic moment for decisions, a wall time for display.
+//! Time as an argument: monotonic time for decisions, wall time for display.
 
 use std::ops::{Add, Sub};
 
 use serde::{Deserialize, Serialize};
 
-/// A monotonic instant in milliseconds since an arbitrary start of this process. Never stored: after a restart it
-/// means nothing, so records hold durations and consumed budgets instead.
+/// A monotonic time in milliseconds since an arbitrary start of this process. It is never
+/// stored, because it is meaningless after a restart. Records contain durations and consumed
+/// budgets instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct MonotonicTime(pub u64);
 
 impl MonotonicTime {
-    /// Milliseconds from `earlier` to `self`, zero if it lies ahead.
+    /// Milliseconds from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: MonotonicTime) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -30,20 +31,22 @@ impl Sub<u64> for MonotonicTime {
     }
 }
 
-/// Unix milliseconds. For display, retention and credential expiry only: a jump of it changes no lease or timer.
+/// Unix milliseconds, for display, retention and credential expiry only. A jump of the wall
+/// clock changes no lease and no timer.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
 )]
 pub struct WallTime(pub u64);
 
-/// Both clocks, read once by the shell for one input.
+/// Both clocks, read once by the shell for each input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ClockReading {
     pub monotonic: MonotonicTime,
     pub wall: WallTime,
 }
 
-/// The core's only source of fresh ids, secrets and jitter: given by the shell, seeded in a simulation.
+/// The only source of new ids, secrets and jitter for the core. The shell provides it; a
+/// simulation provides a seeded one.
 pub trait IdSource {
     fn new_id(&mut self) -> uuid::Uuid;
     fn new_secret(&mut self) -> [u8; 32];

@@ -1,5 +1,6 @@
-//! What an agent may do with an attempt that it holds itself: report progress, write a checkpoint, block, or end it. The same
-//! rules as for a daemon's frames; who may call is checked before (`lease_call.rs`).
+//! Calls of an agent on an attempt whose lease it holds: progress, checkpoint, block, and end.
+//! They follow the same rules as a daemon's frames. `lease_call.rs` has already checked that
+//! the caller holds the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,12 +27,12 @@ use crate::task::size_limits;
 pub trait AgentVerb: fmt::Debug + Send + 'static {
     type Done: fmt::Debug + Send + 'static;
 
-    /// Whether it needs what is stored of the task's progress.
+    /// Whether the call needs the stored progress of the task.
     fn updates_progress(&self) -> bool {
         false
     }
 
-    /// The verb's own rule, and what follows from it. The caller holds the lease.
+    /// Checks the call's own rule and applies its effects. The caller holds the lease.
     fn apply(
         self,
         core: &mut Core,
@@ -41,12 +42,13 @@ pub trait AgentVerb: fmt::Debug + Send + 'static {
         turn: &mut CoreTurn<'_>,
     ) -> Result<Self::Done, Rejection>;
 
-    /// Set where this very call has ended the attempt before: its answer was lost, and it is repeated.
+    /// Returns the result if this same call already ended the attempt: the first reply was lost
+    /// and the agent repeats the call.
     fn already_done(&self, _attempt: &AttemptRecord) -> Option<Self::Done> {
         None
     }
 
-    /// The number of the checkpoint that it wrote.
+    /// The number of the checkpoint that the call wrote.
     fn checkpoint_number(_done: &Self::Done) -> Option<u64> {
         None
     }
@@ -100,7 +102,7 @@ impl AgentVerb for WriteAttemptCheckpoint {
     }
 }
 
-/// Parks the attempt; the agent has stopped.
+/// Parks the attempt. The agent has already stopped working.
 #[derive(Clone, Debug)]
 pub struct BlockAttempt(pub SanitizedText<BlockDraft>);
 
@@ -137,7 +139,7 @@ pub enum EndAttempt {
     Release {
         reason: Option<Arc<str>>,
     },
-    /// With a last update of the task's progress.
+    /// Completes with an optional last progress update.
     Complete(CompletedBody, Option<SanitizedText<ProgressUpdate>>),
     Fail(ErroredBody),
     /// Ends the task, or confirms the cancel that a renewal reported.
@@ -170,7 +172,7 @@ impl AgentVerb for EndAttempt {
                 completed.termination = termination;
                 core.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
                 if let Some(update) = last_update {
-                    // The result counts, whatever became of the update.
+                    // The result is accepted even if the progress update is refused.
                     let _added = add_progress(live, update.into_parts().0, progress, turn);
                 }
                 Ok(())
@@ -241,7 +243,8 @@ impl Core {
     }
 }
 
-/// The holder's own word that it has stopped: it is the one who works, so nothing else could prove it.
+/// The agent's own statement that it has stopped. The agent does the work itself, so there is
+/// no process whose end could prove it.
 fn stopped_termination() -> ProcessTermination {
     ProcessTermination {
         group_empty: true,

@@ -1,9 +1,12 @@
-//! What an agent says about a lease that it holds itself. The same rules as for a daemon's frames, without a stream.
+//! Calls of an agent about a lease that it holds. They follow the same rules as a daemon's
+//! frames, without a stream.
 //!
-//! Order of the checks: the attempt exists and is this credential's, in this life of the data; the token proves it; it is
-//! leased; the lease has not expired (at its limit it has); the verb's own rule. The first that fails names the code, and
-//! nothing is written. The shape was checked before anything was looked up. A call that was obeyed before (`repeats.rs`) is
-//! answered behind the proof: whatever has become of the lease since, it did its work.
+//! Order of the checks: the attempt exists and belongs to this credential; the incarnation is
+//! current; the token matches; the attempt is leased; the lease has not expired (a lease that
+//! reaches its limit has expired); then the call's own rule. The first check that fails
+//! determines the rejection code, and nothing is written. The shape of the request was checked
+//! before any lookup. A repeated call (`repeated_call.rs`) is recognised right after the token
+//! check and gets its earlier answer, even if the lease has ended since.
 
 use std::sync::Arc;
 
@@ -26,7 +29,8 @@ use crate::record::{
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::time::{MonotonicTime, WallTime};
 
-/// The lease that an agent's call is about, with the proof that it holds it: there is no stream that could prove it.
+/// The lease that a call refers to, with the token that proves possession. Without a stream,
+/// the token is the only proof.
 #[derive(Clone, Debug)]
 pub struct AgentLeaseProof {
     pub agent: AgentPrincipal,
@@ -35,7 +39,7 @@ pub struct AgentLeaseProof {
     pub token: LeaseToken,
 }
 
-/// Renews a lease. Repeating it is harmless, so it has no fingerprint.
+/// Renews a lease. A repeated renewal is harmless, so it needs no fingerprint.
 #[derive(Debug)]
 pub struct RenewAgentLease {
     pub lease: AgentLeaseProof,
@@ -45,7 +49,7 @@ pub struct RenewAgentLease {
 pub struct RenewedLease {
     pub granted_ms: u64,
     pub expires_at: WallTime,
-    /// A cancel was requested: stop, then confirm it.
+    /// A cancel was requested: the agent must stop and then confirm it.
     pub cancel_requested: bool,
 }
 
@@ -77,7 +81,8 @@ impl Command for RenewAgentLease {
             expires_at: wall_time_at(turn.now.monotonic + granted_ms, turn.now),
             cancel_requested,
         };
-        // A cancel must not be known before it is durable; a renewal waits for no disk.
+        // A cancel may be reported only when it is durable. A plain renewal does not wait for
+        // the disk.
         Ok(if cancel_requested {
             CommandReply::after_task(lease.task, reply)
         } else {
@@ -86,11 +91,11 @@ impl Command for RenewAgentLease {
     }
 }
 
-/// Any other call about a lease that the caller holds itself.
+/// Any other call about a lease that the caller holds.
 #[derive(Debug)]
 pub struct AgentLeaseCall<V> {
     pub lease: AgentLeaseProof,
-    /// Present where the caller may have to repeat the call.
+    /// Present if the caller may have to repeat the call.
     pub fingerprint: Option<CallFingerprint>,
     pub verb: V,
 }
@@ -101,8 +106,8 @@ pub enum AgentCallReply<D> {
         record: Arc<TaskRecord>,
         done: D,
     },
-    /// The call was carried out before, and is not carried out again. The task as it is now, and the number of the
-    /// checkpoint that the call wrote.
+    /// The call was carried out before and is not carried out again. Holds the current task
+    /// record and the number of the checkpoint that the call wrote.
     Repeated {
         record: Arc<TaskRecord>,
         checkpoint: Option<u64>,
@@ -144,14 +149,14 @@ impl<V: AgentVerb> Command for AgentLeaseCall<V> {
     }
 }
 
-/// What an accepted call is answered with, once its task is put back.
+/// The answer to an accepted call, before the task is put back.
 enum CallAnswer<D> {
     Done(D),
     Repeated(AnsweredCall),
 }
 
 impl<V: AgentVerb> AgentLeaseCall<V> {
-    /// The task is over. Only a call that did its work then is answered as it was.
+    /// Answers a call on a finished task: only a call that was already carried out succeeds.
     fn run_on_finished_task(
         self,
         stored: StoredRecords,
@@ -229,7 +234,8 @@ impl Core {
         Ok(self.renew_agent_lease(live, turn))
     }
 
-    /// Whether the named attempt holds its lease now. One whose time is over ends here.
+    /// Whether the named attempt is the current lease. Expires the lease here if its time is
+    /// over.
     fn is_current_lease(
         &mut self,
         live: &mut LiveTask,
@@ -239,7 +245,8 @@ impl Core {
         let named = live.newest_attempt().id == lease.attempt || mutant!(AgentUnfenced);
         let current = named && live.is_newest_leased();
         if current && is_lease_over(live, turn.now.monotonic) {
-            // The call lost the race against the clock; the sweep would end it a moment later.
+            // The lease expired before this call arrived. The next timer sweep would end it
+            // anyway.
             let expired = MachineEvent::TimerExpired(TimerKey::Lease);
             self.apply_event(live, expired, None, turn);
             return Err(Rejection::LeaseExpired);
@@ -247,24 +254,24 @@ impl Core {
         Ok(current)
     }
 
-    /// What is granted, and whether a cancel waits. A lease that is to be given up is not renewed, or whoever asked for the
-    /// cancel might wait for ever.
+    /// Returns the granted time and whether a cancel is pending. During a cancel the lease is
+    /// not renewed, so that an agent that never confirms cannot delay the cancel for ever.
     pub(crate) fn renew_agent_lease(
         &self,
         live: &mut LiveTask,
         turn: &CoreTurn<'_>,
     ) -> (u64, bool) {
         let now = turn.now.monotonic;
-        let told = matches!(live.newest_attempt().state, AttemptState::CleaningUp { .. })
+        let cancel_pending = matches!(live.newest_attempt().state, AttemptState::CleaningUp { .. })
             && !mutant!(CancelUntold);
-        if told {
+        if cancel_pending {
             let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
             record_cancel_delivered(live, turn.now.wall);
-            return (granted_ms, told);
+            return (granted_ms, cancel_pending);
         }
         let granted_ms = live.spec.lease_ttl_ms;
         live.renew_lease(now + granted_ms, &self.config, now);
-        (granted_ms, told)
+        (granted_ms, cancel_pending)
     }
 }
 
@@ -276,7 +283,7 @@ struct FoundLease<'a> {
 }
 
 impl FoundLease<'_> {
-    /// A parked attempt keeps nothing of its lease.
+    /// A parked attempt no longer has a lease.
     fn check_leased(&self) -> Result<(), Rejection> {
         if self.attempt.lease.is_some() {
             Ok(())
@@ -294,7 +301,8 @@ fn own_finished_task(
     own.ok_or(Rejection::UnknownTask)
 }
 
-/// Exists and owned, then proof. Another agent's attempt looks like none.
+/// Checks that the attempt exists and belongs to this credential, then the token. An attempt of
+/// another agent is reported as unknown.
 fn find_lease<'a>(
     record: &'a TaskRecord,
     lease: &AgentLeaseProof,
@@ -304,8 +312,9 @@ fn find_lease<'a>(
     let index = attempts.iter().position(|known| known.id == lease.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
     let attempt = &attempts[index];
-    let held = attempt.agent_holder();
-    let own = held.filter(|held| held.token == lease.agent.token || mutant!(StolenLeaseTaken));
+    let holder = attempt.agent_holder();
+    let own =
+        holder.filter(|holder| holder.token == lease.agent.token || mutant!(StolenLeaseTaken));
     let holder = own.ok_or(Rejection::UnknownAttempt)?;
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
@@ -325,7 +334,8 @@ pub(crate) fn is_lease_over(live: &LiveTask, now: MonotonicTime) -> bool {
     live.lease_ends_at().is_none_or(|ends| ends <= now) && !mutant!(ExpiredAgentHeard)
 }
 
-/// Why a call comes too late: the same word whether the clock or the sweep was quicker.
+/// The reason why a call is too late. The code is the same whether this call or the timer sweep
+/// noticed the expired lease.
 fn not_leased_reason(attempt: &AttemptRecord, state: TaskState) -> Rejection {
     let end = attempt.state.end();
     if end.is_some_and(|end| end.failure_code == Some(FailureCode::LeaseExpired)) {

@@ -1,8 +1,8 @@
-//! Attempts whose lease an agent holds itself, without a daemon: how it gets one.
+//! Commands that give an agent a lease without a daemon: start, claim and pick up.
 //!
-//! Start and Claim are one write each: the attempt is offered, accepted and confirmed at once, for the caller is the one
-//! who will do the work. The successor rule and the pauses are asked as for a daemon. What it says afterwards is judged in
-//! `agent_calls.rs`.
+//! Start and claim are one write each: the attempt is offered, accepted and confirmed at once,
+//! because the caller does the work itself. The successor rule and the pauses apply as for a
+//! daemon. Calls under the lease are in `lease_call.rs`.
 
 use std::sync::Arc;
 
@@ -23,16 +23,17 @@ use crate::task::spec::TaskSpec;
 use crate::task::submit::SubmitTask;
 use crate::time::MonotonicTime;
 
-/// An agent that wants a lease, and by which of its calls.
+/// An agent that asks for a lease, and the fingerprint of its call.
 #[derive(Debug)]
 pub struct AgentCaller {
     pub agent: AgentPrincipal,
-    /// Present where the caller may have to repeat the call.
+    /// Present if the caller may have to repeat the call.
     pub fingerprint: Option<Box<CallFingerprint>>,
 }
 
-/// Submit and claim in one write: the task is never seen waiting. It needs an idempotency key: without one a lost reply
-/// would leave a lease that cannot be found again.
+/// Submits and claims a task in one write, so the task is never visible as queued. It needs an
+/// idempotency key: without one, a lost reply would leave a lease that the agent cannot find
+/// again.
 #[derive(Debug)]
 pub struct StartTask {
     pub submit: SubmitTask,
@@ -63,7 +64,8 @@ impl Command for StartTask {
     }
 }
 
-/// An agent takes a queued task: this one, or the first that its scope may claim; none where there is none.
+/// Claims a queued task: the named one, or the first one in the agent's scope. The reply is
+/// `None` if there is none.
 #[derive(Debug)]
 pub struct ClaimTask {
     pub caller: AgentCaller,
@@ -98,13 +100,14 @@ impl Command for ClaimTask {
     }
 }
 
-/// An agent takes a parked task over, in one write: the parked attempt is handed off, and attempt N+1 is leased to the
-/// caller. Of two callers the second finds it handed off.
+/// Takes over a parked task in one write: the parked attempt is handed off, and attempt N+1 is
+/// leased to the caller. The second of two callers is refused because the task is already
+/// handed off.
 #[derive(Debug)]
 pub struct PickUpTask {
     pub caller: AgentCaller,
     pub task: TaskId,
-    /// The parked attempt that it saw.
+    /// The parked attempt that the caller saw.
     pub attempt: Option<AttemptId>,
     pub reason: Option<Arc<str>>,
 }
@@ -141,7 +144,8 @@ impl Command for PickUpTask {
 }
 
 impl Core {
-    /// The key is known: its task may have been released since, and then it can be claimed again.
+    /// Starts a task whose idempotency key exists. The task may have been released since, so it
+    /// can be claimed again.
     fn restart_known_task(
         &mut self,
         submit: &SubmitTask,
@@ -161,7 +165,8 @@ impl Core {
         }
     }
 
-    /// A new task has no attempt that could run, but its conversation may have one.
+    /// Checks whether a new task may be leased now. Its conversation may have an earlier turn
+    /// that still runs.
     fn check_start(&self, submit: &SubmitTask, now: MonotonicTime) -> Result<(), Rejection> {
         let key = ConversationKey::from_spec(&submit.spec);
         let waits = key.as_ref().is_some_and(|key| self.queue.has_turns(key));
@@ -220,14 +225,14 @@ impl Core {
         })
     }
 
-    /// Takes a live task out that this agent may have; any other one does not exist for it.
+    /// Takes out a live task in this agent's scope. Any other task is treated as missing.
     pub(crate) fn take_agent_task(
         &mut self,
         agent: &AgentPrincipal,
         task: TaskId,
     ) -> Option<Box<LiveTask>> {
-        let known = self.tasks.get(&task)?;
-        if !is_in_agent_scope(&known.spec, agent) {
+        let live = self.tasks.get(&task)?;
+        if !is_in_agent_scope(&live.spec, agent) {
             return None;
         }
         self.take_task(&agent.tenant, task)
@@ -248,37 +253,35 @@ impl Core {
         self.check_leasable(live, now)
     }
 
-    /// Whether it may be leased at this moment, whoever asks: the same that placement asks before an offer.
+    /// Whether the task may be leased now. Placement checks the same before an offer to a
+    /// daemon.
     pub(crate) fn check_leasable(
         &self,
         live: &LiveTask,
         now: MonotonicTime,
     ) -> Result<(), Rejection> {
         let key = ConversationKey::from_spec(&live.spec);
-        let stands = self.is_leasing_suspended() || self.is_paused(live);
+        let paused = self.is_leasing_suspended() || self.is_paused(live);
         let behind = self.queue.is_behind_conversation(live.id());
         let fence = self.fences.check_lease(live.id(), key.as_ref(), now);
         let fenced = fence.is_err() && !mutant!(FencesNotAsked);
-        if stands || behind || fenced {
+        if paused || behind || fenced {
             return Err(Rejection::NotClaimable);
         }
         Ok(())
     }
 
-    /// Nothing is leased for now, to nobody.
+    /// Whether all leasing is suspended, by a scheduler pause or a full disk.
     fn is_leasing_suspended(&self) -> bool {
         let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
         paused || self.dispatch_suspended
     }
 
-    /// Leases the newest, queued attempt to the agent. The one place that does.
+    /// Leases the newest, queued attempt to the agent. No other function does this.
     pub(crate) fn grant_to_agent(
         &mut self,
         mut live: Box<LiveTask>,
-        AgentCaller {
-            agent,
-            fingerprint: mark,
-        }: AgentCaller,
+        AgentCaller { agent, fingerprint }: AgentCaller,
         turn: &mut CoreTurn<'_>,
     ) -> CommandReply<Box<AgentLeaseGrant>> {
         let (token, lease) = new_lease(&live, true, turn);
@@ -286,7 +289,7 @@ impl Core {
             token: agent.token,
             name: agent.name,
             incarnation: self.config.incarnation,
-            granting_call: mark.map(|mark| *mark),
+            granting_call: fingerprint.map(|fingerprint| *fingerprint),
             answered_calls: Vec::new(),
         });
         live.record_mut().counters.dispatches += 1;
@@ -331,7 +334,7 @@ fn is_in_agent_scope(spec: &TaskSpec, agent: &AgentPrincipal) -> bool {
     spec.agent_scope.as_deref() == Some(&*agent.scope)
 }
 
-/// A task that is not live is finished, or none of this agent's.
+/// The rejection for a task that is not live: finished, or not in this agent's scope.
 pub(crate) fn missing_agent_task(
     agent: &AgentPrincipal,
     finished: Option<FinishedTask>,

@@ -1,5 +1,6 @@
-//! Agents that hold a lease themselves, without a daemon: how one gets a lease, its calls under that lease, and repeated calls.
-//! The same rules as for daemon frames apply; state transitions are left to attempt/machine.
+//! Agents that hold a lease themselves, without a daemon: granting a lease, calls under that
+//! lease, and repeated calls. The rules for daemon frames apply; state transitions are made in
+//! attempt/machine.
 
 pub(crate) mod attempt_verb;
 pub(crate) mod lease_call;

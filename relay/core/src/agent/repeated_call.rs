@@ -1,8 +1,10 @@
-//! Calls of agents that come again. An agent has no stream and no outbox: when a connection breaks it cannot know whether its
-//! call was heard, so it gives the call an id and says it once more. What was obeyed is then answered and not obeyed again.
+//! Repeated calls of agents. An agent has no stream and no outbox: after a broken connection it
+//! cannot know whether its call arrived. It therefore gives the call an id and repeats it. A
+//! call that was already carried out gets its answer again and is not carried out twice.
 //!
-//! A lease that was granted to a call is granted again with a new token, for the first one is in memory only and may never
-//! have arrived; whoever has that one proves nothing any more. It stays the same attempt, so nothing of it is fenced.
+//! If the repeated call was granted a lease, the reply contains a new token: the first token
+//! was kept in memory only and may never have arrived. The old token is no longer valid. The
+//! attempt stays the same, so no fence is needed.
 
 use uuid::Uuid;
 
@@ -19,43 +21,44 @@ use crate::record::{AgentHolder, AnsweredCall, CallFingerprint, LeaseHolder};
 use crate::task::live_task::LiveTask;
 use crate::time::MonotonicTime;
 
-/// Calls that an attempt remembers: agents make one after the other, or a few at once.
+/// Calls that an attempt record keeps. Agents make one call at a time or a few at once.
 pub(crate) const MAX_ANSWERED_CALLS: usize = 4;
 
-/// The call with this mark, if it was obeyed before. One id stands for one call.
+/// Finds the call with this fingerprint if it was carried out before. One id belongs to one
+/// call: the same id with another digest is a conflict.
 pub(crate) fn find_answered_call<'a>(
     holder: &'a AgentHolder,
-    mark: Option<&CallFingerprint>,
+    fingerprint: Option<&CallFingerprint>,
 ) -> Result<Option<&'a AnsweredCall>, Rejection> {
-    let Some(mark) = mark else {
+    let Some(fingerprint) = fingerprint else {
         return Ok(None);
     };
     let known = holder
         .answered_calls
         .iter()
-        .find(|call| call.fingerprint.id == mark.id);
+        .find(|call| call.fingerprint.id == fingerprint.id);
     match known {
-        Some(call) if call.fingerprint != *mark => Err(Rejection::IdempotencyConflict),
+        Some(call) if call.fingerprint != *fingerprint => Err(Rejection::IdempotencyConflict),
         known => Ok(known),
     }
 }
 
-/// Kept with what the call wrote, in the same record.
+/// Stores the answered call in the same record as its effects.
 pub(crate) fn store_answered_call(live: &mut LiveTask, attempt: AttemptId, call: AnsweredCall) {
     let attempts = &mut live.record_mut().attempts;
     let named = attempts.iter_mut().find(|known| known.id == attempt);
     if let Some(LeaseHolder::Agent(holder)) = named.and_then(|named| named.holder.as_mut()) {
-        let full = holder
+        let excess = holder
             .answered_calls
             .len()
             .saturating_sub(MAX_ANSWERED_CALLS - 1);
-        holder.answered_calls.drain(..full);
+        holder.answered_calls.drain(..excess);
         holder.answered_calls.push(call);
     }
 }
 
 impl Core {
-    /// Answers a call that was granted a lease before and still holds it; none for every other one.
+    /// Grants a lease again to a call that already has it. Returns `None` for a new call.
     pub(crate) fn repeat_grant(
         &mut self,
         caller: &AgentCaller,
@@ -80,23 +83,23 @@ impl Core {
         caller: &AgentCaller,
         now: MonotonicTime,
     ) -> Result<Option<TaskId>, Rejection> {
-        let Some(mark) = &caller.fingerprint else {
+        let Some(fingerprint) = &caller.fingerprint else {
             return Ok(None);
         };
-        let (token, nobody, everybody) = (caller.agent.token, Uuid::nil(), Uuid::max());
-        let own = (token, AttemptId(nobody))..=(token, AttemptId(everybody));
+        let token = caller.agent.token;
+        let own = (token, AttemptId(Uuid::nil()))..=(token, AttemptId(Uuid::max()));
         let mut leases = self.agent_leases.range(own).filter_map(|(_, task)| {
             let live = self.tasks.get(task)?;
             let holder = live.newest_attempt().agent_holder()?;
             let by = holder.granting_call.as_ref()?;
-            (by.id == mark.id).then_some((live, holder, by))
+            (by.id == fingerprint.id).then_some((live, holder, by))
         });
         match leases.next() {
-            Some((_, _, by)) if *by != **mark => Err(Rejection::IdempotencyConflict),
+            Some((_, _, by)) if *by != **fingerprint => Err(Rejection::IdempotencyConflict),
             Some((live, holder, _)) => {
-                let stands =
+                let is_current =
                     holder.incarnation == self.config.incarnation && !is_lease_over(live, now);
-                Ok(stands.then(|| live.id()))
+                Ok(is_current.then(|| live.id()))
             }
             None => Ok(None),
         }

@@ -1,25 +1,26 @@
-//! How long things may take: default deadlines by what is run, which profile a task gets, and what is accepted.
+//! Deadline profiles: the defaults by turn kind, the profile a task gets, and the accepted
+//! ranges.
 //!
-//! Absent, empty and partial stay three different things: only an absent profile is filled with defaults. The
-//! stored request is never changed here.
+//! An absent, an empty and a partial profile are different requests: only an absent one is
+//! filled with defaults. The stored request is never changed here.
 
 use std::fmt;
 
 use crate::config::Config;
 use crate::task::spec::{DeadlineProfile, RequestedProfile, TaskSpec, TurnKind};
 
-/// The lease ttl of a task that asked for none.
+/// Lease ttl of a task that requests none.
 pub const DEFAULT_LEASE_TTL_MS: u64 = 30_000;
 pub use baton_validation::limits::LEASE_TTL_MIN_MS;
 
 const HOUR_MS: u64 = 3_600_000;
-/// The whole of a turn that only fetches or names something.
+/// Total deadline of a turn that only fetches or names something.
 const SHORT_TOTAL_MS: u64 = 120_000;
 const MAX_MS: u64 = 7 * 24 * HOUR_MS;
 const MAX_QUEUE_MS: u64 = 30 * 24 * HOUR_MS;
 const MAX_CLEANUP_TERM_MS: u64 = 600_000;
 
-/// What the relay will enforce. `named` looks a stored profile up by its name.
+/// The profile that the relay enforces. `named` looks up a stored profile.
 pub fn effective_profile(
     spec: &TaskSpec,
     named: impl FnOnce(&str) -> Option<DeadlineProfile>,
@@ -32,8 +33,8 @@ pub fn effective_profile(
     }
 }
 
-/// The profile of a command that asked for none. An agent that says nothing is stuck; a command that says nothing may be at work, so
-/// only its start, its end and its whole are timed.
+/// The profile of a command that requests none. A silent agent is stuck, but a silent command
+/// may be working, so only its start, its cleanup and its total time are limited.
 fn default_for_command() -> DeadlineProfile {
     DeadlineProfile {
         process_start_ms: Some(15_000),
@@ -43,7 +44,7 @@ fn default_for_command() -> DeadlineProfile {
     }
 }
 
-/// The profile of an agent's task that asked for none.
+/// The profile of an agent's task that requests none.
 pub fn default_for_turn(turn: TurnKind) -> DeadlineProfile {
     let start = DeadlineProfile {
         process_start_ms: Some(15_000),
@@ -73,7 +74,8 @@ pub fn default_for_turn(turn: TurnKind) -> DeadlineProfile {
     }
 }
 
-/// The whole of one attempt, from its confirmation: as asked, or the default of its turn kind.
+/// Total time of one attempt from its confirmation: as requested, or the default of its turn
+/// kind.
 pub fn total_ms(spec: &TaskSpec, config: &Config) -> u64 {
     spec.total_ms.unwrap_or(match spec.turn_kind {
         TurnKind::User | TurnKind::Compact => config.total_ms,
@@ -86,7 +88,8 @@ pub fn queue_ms(spec: &TaskSpec, config: &Config) -> u64 {
     spec.queue_ms.unwrap_or(config.queue_ms)
 }
 
-/// Between TERM and KILL. It always has a value, also for an empty profile: a kill without a limit is no kill.
+/// Time between TERM and KILL. Also set for an empty profile: without a limit, a process that
+/// ignores TERM would never be killed.
 pub fn cleanup_term_ms(profile: &DeadlineProfile, config: &Config) -> u64 {
     match profile.cleanup_term_ms {
         None | Some(0) => config.cleanup_term_ms,
@@ -94,7 +97,8 @@ pub fn cleanup_term_ms(profile: &DeadlineProfile, config: &Config) -> u64 {
     }
 }
 
-/// Refuses what no operator could want: a deadline beyond a week, a kill that takes more than ten minutes.
+/// Refuses deadlines over a week and a cleanup term over ten minutes, which are surely
+/// mistakes.
 pub fn check_profile(profile: &DeadlineProfile) -> Result<(), DeadlineOutOfRange> {
     let fields = [
         ("process_start", profile.process_start_ms, MAX_MS),
@@ -112,10 +116,10 @@ pub fn check_profile(profile: &DeadlineProfile) -> Result<(), DeadlineOutOfRange
     ];
     fields
         .into_iter()
-        .try_for_each(|(name, ms, most)| check_range(name, ms.unwrap_or(0), 0, most))
+        .try_for_each(|(name, ms, max_ms)| check_range(name, ms.unwrap_or(0), 0, max_ms))
 }
 
-/// `queue` and `total` stand outside the profile and cannot be switched off.
+/// Checks `queue`, which like `total` is not part of the profile and cannot be switched off.
 pub fn check_queue(ms: u64) -> Result<(), DeadlineOutOfRange> {
     check_range("queue", ms, 1, MAX_QUEUE_MS)
 }
@@ -131,21 +135,21 @@ pub fn check_lease_ttl(ms: u64, config: &Config) -> Result<(), DeadlineOutOfRang
 fn check_range(
     name: &'static str,
     ms: u64,
-    least_ms: u64,
-    most_ms: u64,
+    min_ms: u64,
+    max_ms: u64,
 ) -> Result<(), DeadlineOutOfRange> {
-    if (least_ms..=most_ms).contains(&ms) {
+    if (min_ms..=max_ms).contains(&ms) {
         return Ok(());
     }
     Err(DeadlineOutOfRange {
         name,
         ms,
-        min_ms: least_ms,
-        max_ms: most_ms,
+        min_ms,
+        max_ms,
     })
 }
 
-/// No profile of that name is stored.
+/// The request names a profile that is not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownProfile(pub String);
 
@@ -153,7 +157,7 @@ impl fmt::Display for UnknownProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "no deadline profile is called {:?}; `baton profile list` shows those there are",
+            "no deadline profile is called {:?}; `baton profile list` shows the stored profiles",
             self.0
         )
     }
@@ -174,12 +178,12 @@ impl fmt::Display for DeadlineOutOfRange {
         let DeadlineOutOfRange {
             name,
             ms,
-            min_ms: least_ms,
-            max_ms: most_ms,
+            min_ms,
+            max_ms,
         } = self;
         write!(
             f,
-            "{name} of {ms} ms is out of range; give {least_ms} to {most_ms} ms"
+            "{name} of {ms} ms is out of range; give {min_ms} to {max_ms} ms"
         )
     }
 }
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_empty_and_partial_stay_three_different_things() {
+    fn absent_empty_and_partial_profiles_are_distinguished() {
         let partial = DeadlineProfile {
             stream_idle_ms: Some(7),
             tool_idle_ms: Some(0),
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_gives_its_profile_and_an_unknown_one_is_refused() {
+    fn a_named_profile_is_used_and_an_unknown_name_is_refused() {
         let slow = DeadlineProfile {
             first_event_ms: Some(9),
             ..DeadlineProfile::default()
@@ -246,18 +250,18 @@ mod tests {
     }
 
     #[test]
-    fn the_silence_of_a_command_is_not_timed_unless_it_is_asked_for() {
+    fn a_command_gets_idle_deadlines_only_on_request() {
         let mut command = asks(RequestedProfile::Absent, TurnKind::User);
         command.argv = vec!["make".into()];
-        let found = effective_profile(&command, none).unwrap();
+        let profile = effective_profile(&command, none).unwrap();
         let silence = [
-            found.first_event_ms,
-            found.first_visible_event_ms,
-            found.stream_idle_ms,
+            profile.first_event_ms,
+            profile.first_visible_event_ms,
+            profile.stream_idle_ms,
         ];
         assert_eq!(silence, [None; 3]);
-        assert!(found.process_start_ms.is_some() && found.cleanup_term_ms.is_some());
-        assert!(check_profile(&found).is_ok());
+        assert!(profile.process_start_ms.is_some() && profile.cleanup_term_ms.is_some());
+        assert!(check_profile(&profile).is_ok());
         let asked = DeadlineProfile {
             stream_idle_ms: Some(7),
             ..DeadlineProfile::default()
@@ -329,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_has_a_limit_even_without_a_profile() {
+    fn cleanup_has_a_limit_even_without_a_profile() {
         let with = |ms| DeadlineProfile {
             cleanup_term_ms: ms,
             ..DeadlineProfile::default()

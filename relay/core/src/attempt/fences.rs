@@ -1,8 +1,9 @@
-//! The successor rule: nothing of a task or conversation is leased while an earlier attempt of it may still run.
+//! The successor rule: no attempt of a task or conversation is leased while an earlier one may
+//! still run.
 //!
-//! `may_lease` is the one function that every path asks before it leases. A guard stands while an attempt is
-//! leased; if it ends without proof of death it stays as a fence until its limit plus grace. Proof is a receipt,
-//! another boot of its machine, or time. Nothing here ends an attempt.
+//! Every path calls `check_lease` before it leases. An attempt has a fence while it is leased.
+//! If it ends without proof of death, the fence remains until the lease limit plus grace. Proof
+//! is a receipt, another boot of its machine, or time. This module never ends an attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,34 +14,34 @@ use crate::record::{FenceRecord, PossibleRunner};
 use crate::schedule::conversation::ConversationKey;
 use crate::time::MonotonicTime;
 
-/// One attempt that runs or may run.
+/// An attempt that runs or may run, and blocks successors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     pub attempt: AttemptId,
     pub task: TaskId,
     pub conversation: Option<ConversationKey>,
-    /// None: this relay never heard of the attempt, so nobody knows.
+    /// None for an inherited task: this relay has no record of where its attempt ran.
     pub runner: Option<PossibleRunner>,
     pub guard: FenceGuard,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FenceGuard {
-    /// Ended without proof of death; it is dead by then.
+    /// Ended without proof of death; at this time its processes are certainly dead.
     Until(MonotonicTime),
-    /// It holds its lease.
+    /// The attempt is leased.
     Leased,
 }
 
 impl Fence {
-    /// Stands for whatever may have been leased of an inherited task without this relay's knowledge.
+    /// A fence for any attempt of an inherited task that another relay may have leased.
     pub fn inherited(
         task: TaskId,
         conversation: Option<ConversationKey>,
         until: MonotonicTime,
     ) -> Self {
         Self {
-            // An attempt that the relay never heard of: the task's own id stands in for it.
+            // The attempt's id is unknown to this relay, so the task's id is used instead.
             attempt: AttemptId(task.0),
             task,
             conversation,
@@ -67,9 +68,11 @@ impl fmt::Display for Fence {
                 write!(f, "attempt {attempt} may still run on daemon {daemon}")
             }
             (FenceGuard::Until(_), Some(PossibleRunner::Agent { name })) => {
-                write!(f, "agent {name} may still be at work on attempt {attempt}")
+                write!(f, "agent {name} may still work on attempt {attempt}")
             }
-            (FenceGuard::Until(_), None) => write!(f, "an attempt of before may still run"),
+            (FenceGuard::Until(_), None) => {
+                write!(f, "an attempt unknown to this relay may still run")
+            }
         }
     }
 }
@@ -85,7 +88,7 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Whether an attempt of this task may be leased now; if not, what stands longest in its way.
+    /// Whether an attempt of this task may be leased now; if not, the fence that lasts longest.
     pub fn check_lease(
         &self,
         task: TaskId,
@@ -96,13 +99,13 @@ impl Fences {
         let of_conversation = conversation.and_then(|key| self.conversations.get(key));
         let attempts = of_task.into_iter().chain(of_conversation).flatten();
         let fences = attempts.filter_map(|attempt| self.fences.get(attempt));
-        let standing = fences.filter(|fence| fence.guard > FenceGuard::Until(now));
-        standing
+        let active = fences.filter(|fence| fence.guard > FenceGuard::Until(now));
+        active
             .max_by_key(|fence| (fence.guard, fence.attempt))
             .map_or(Ok(()), Err)
     }
 
-    /// Stands from now on; replaces what was known of the attempt.
+    /// Adds a fence, or replaces the attempt's existing one.
     pub fn insert_fence(&mut self, fence: Fence) {
         self.remove_fence(fence.attempt);
         let attempt = fence.attempt;
@@ -114,8 +117,8 @@ impl Fences {
             self.inherited.insert(attempt);
         }
         if let Some(key) = &fence.conversation {
-            let of = self.conversations.entry(key.clone()).or_default();
-            of.insert(attempt);
+            let attempts = self.conversations.entry(key.clone()).or_default();
+            attempts.insert(attempt);
         }
         if let FenceGuard::Until(at) = fence.guard {
             self.ends.insert((at, attempt));
@@ -123,7 +126,8 @@ impl Fences {
         self.fences.insert(attempt, fence);
     }
 
-    /// The leased attempt ended and nobody has seen its processes die. Returns the fence to store.
+    /// Limits the fence of an attempt that ended without proof of death. Returns the changed
+    /// fence.
     pub fn fence_until(&mut self, attempt: AttemptId, until: MonotonicTime) -> Option<&Fence> {
         let mut fence = self.remove_fence(attempt)?;
         fence.guard = FenceGuard::Until(until);
@@ -131,7 +135,7 @@ impl Fences {
         self.fences.get(&attempt)
     }
 
-    /// Proof of death: a termination receipt, or the shim's word. `None` if nothing stood.
+    /// Removes a fence after proof of death or expiry. `None` if the attempt had none.
     pub fn remove_fence(&mut self, attempt: AttemptId) -> Option<Fence> {
         let fence = self.fences.remove(&attempt)?;
         remove_from_index(&mut self.tasks, &fence.task, attempt);
@@ -148,8 +152,9 @@ impl Fences {
         Some(fence)
     }
 
-    /// The machine runs under this boot id: whatever was leased there under another one is dead. Returns what
-    /// fell, leased attempts too.
+    /// Removes the fences of attempts that were leased on this machine under another boot id,
+    /// because their processes are dead. Returns the removed fences, including those of leased
+    /// attempts.
     pub fn remove_rebooted(&mut self, daemon: DaemonId, boot_id: &str) -> Vec<Fence> {
         let of_daemon = self.daemons.get(&daemon).into_iter().flatten();
         let dead = |attempt: &&AttemptId| {
@@ -166,8 +171,9 @@ impl Fences {
             .collect()
     }
 
-    /// The machine names another boot while the old one was still heard: two machines share an identity, and neither
-    /// boot proves anything about what stands now.
+    /// Replaces the boot id in all fences of this daemon. Called when a session reports another
+    /// boot id while the old session was still alive: two machines share an identity, so the
+    /// change of boot id does not prove that the fenced attempts are dead.
     pub fn replace_boot_id(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
         for attempt in self.daemons.get(&daemon).into_iter().flatten() {
             let fence = self.fences.get_mut(attempt);
@@ -179,7 +185,7 @@ impl Fences {
         }
     }
 
-    /// Takes one fence whose time is over.
+    /// Removes and returns one expired fence.
     pub fn take_expired(&mut self, now: MonotonicTime) -> Option<Fence> {
         let (at, attempt) = *self.ends.first()?;
         if at > now {
@@ -188,7 +194,7 @@ impl Fences {
         self.remove_fence(attempt)
     }
 
-    /// Takes every fence of an inherited task.
+    /// Removes and returns the fences of all inherited tasks.
     pub fn take_inherited(&mut self) -> Vec<Fence> {
         let inherited = self.inherited.clone();
         inherited
@@ -197,7 +203,7 @@ impl Fences {
             .collect()
     }
 
-    /// When the next fence is over.
+    /// When the next fence expires.
     pub fn next_end_at(&self) -> Option<MonotonicTime> {
         self.ends.first().map(|(at, _)| *at)
     }
@@ -216,7 +222,7 @@ impl Fences {
         self.fences.get(&attempt)
     }
 
-    /// After a boot a stored fence stands in full: the relay does not know how long it was away.
+    /// Restores a stored fence with its full time, because the length of the outage is unknown.
     pub fn restore(&mut self, record: &FenceRecord, now: MonotonicTime) {
         let name = record.conversation.clone();
         let conversation = name.map(|name| ConversationKey {
@@ -272,7 +278,7 @@ mod tests {
         })
     }
 
-    fn talk(name: &str) -> ConversationKey {
+    fn conversation_key(name: &str) -> ConversationKey {
         ConversationKey {
             tenant: tenant("acme"),
             name: name.into(),
@@ -285,25 +291,25 @@ mod tests {
         fences.insert_fence(Fence {
             attempt: attempt(1),
             task: task(1),
-            conversation: Some(talk("c")),
+            conversation: Some(conversation_key("c")),
             runner: machine(1, "b"),
             guard: FenceGuard::Leased,
         });
         fences
     }
 
-    fn may(fences: &Fences, t: u128, key: Option<&str>, at: u64) -> bool {
-        let key = key.map(talk);
+    fn may_lease(fences: &Fences, t: u128, key: Option<&str>, at: u64) -> bool {
+        let key = key.map(conversation_key);
         let verdict = fences.check_lease(task(t), key.as_ref(), MonotonicTime(at));
         verdict.is_ok()
     }
 
     #[test]
-    fn a_leased_attempt_keeps_its_task_and_conversation_to_itself() {
+    fn a_leased_attempt_blocks_its_task_and_conversation() {
         let fences = leased();
-        assert!(!may(&fences, 1, None, u64::MAX));
-        assert!(!may(&fences, 2, Some("c"), u64::MAX));
-        assert!(may(&fences, 2, Some("d"), 0) && may(&fences, 2, None, 0));
+        assert!(!may_lease(&fences, 1, None, u64::MAX));
+        assert!(!may_lease(&fences, 2, Some("c"), u64::MAX));
+        assert!(may_lease(&fences, 2, Some("d"), 0) && may_lease(&fences, 2, None, 0));
         let elsewhere = ConversationKey {
             tenant: tenant("other"),
             name: "c".into(),
@@ -320,8 +326,8 @@ mod tests {
         let mut fences = leased();
         let fence = fences.fence_until(attempt(1), MonotonicTime(100)).unwrap();
         assert_eq!(fence.guard, FenceGuard::Until(MonotonicTime(100)));
-        assert!(!may(&fences, 1, None, 99) && !may(&fences, 2, Some("c"), 99));
-        assert!(may(&fences, 1, None, 100) && may(&fences, 2, Some("c"), 100));
+        assert!(!may_lease(&fences, 1, None, 99) && !may_lease(&fences, 2, Some("c"), 99));
+        assert!(may_lease(&fences, 1, None, 100) && may_lease(&fences, 2, Some("c"), 100));
         assert_eq!(
             (fences.next_end_at(), fences.take_expired(MonotonicTime(99))),
             (Some(MonotonicTime(100)), None)
@@ -330,15 +336,18 @@ mod tests {
             fences.take_expired(MonotonicTime(100)).unwrap().attempt,
             attempt(1)
         );
-        assert!(may(&fences, 1, None, 0), "gone for good");
+        assert!(
+            may_lease(&fences, 1, None, 0),
+            "an expired fence stays removed"
+        );
     }
 
     #[test]
-    fn a_receipt_lifts_it_at_once_and_a_second_one_finds_nothing() {
+    fn a_receipt_lifts_a_fence_at_once() {
         let mut fences = leased();
         fences.fence_until(attempt(1), MonotonicTime(100));
         assert!(fences.remove_fence(attempt(1)).is_some());
-        assert!(may(&fences, 1, Some("c"), 0));
+        assert!(may_lease(&fences, 1, Some("c"), 0));
         assert_eq!(
             (fences.remove_fence(attempt(1)), fences.next_end_at()),
             (None, None)
@@ -347,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn another_boot_of_that_machine_proves_death_and_the_same_boot_does_not() {
+    fn only_another_boot_of_the_machine_proves_death() {
         let mut fences = leased();
         fences.insert_fence(Fence {
             attempt: attempt(2),
@@ -358,13 +367,13 @@ mod tests {
         });
         assert!(fences.remove_rebooted(daemon(1), "b").is_empty());
         assert!(fences.remove_rebooted(daemon(2), "new").is_empty());
-        assert!(!may(&fences, 1, None, 0) && !may(&fences, 2, None, 0));
+        assert!(!may_lease(&fences, 1, None, 0) && !may_lease(&fences, 2, None, 0));
         assert_eq!(fences.remove_rebooted(daemon(1), "new").len(), 2);
-        assert!(may(&fences, 1, Some("c"), 0) && may(&fences, 2, None, 0));
+        assert!(may_lease(&fences, 1, Some("c"), 0) && may_lease(&fences, 2, None, 0));
     }
 
     #[test]
-    fn no_machines_boot_says_anything_about_an_agent_that_held_the_lease_itself() {
+    fn a_machine_boot_lifts_no_fence_of_an_agent_holder() {
         let mut fences = Fences::default();
         let name = "reviewer".into();
         fences.insert_fence(Fence {
@@ -378,21 +387,21 @@ mod tests {
             fences.remove_rebooted(daemon(1), "new").is_empty()
                 && fences.take_inherited().is_empty()
         );
-        assert!(!may(&fences, 1, None, 99) && may(&fences, 1, None, 100));
+        assert!(!may_lease(&fences, 1, None, 99) && may_lease(&fences, 1, None, 100));
     }
 
     #[test]
-    fn the_longest_of_several_fences_is_named() {
+    fn the_longest_of_several_fences_is_returned() {
         let mut fences = leased();
         fences.fence_until(attempt(1), MonotonicTime(100));
         fences.insert_fence(Fence {
             attempt: attempt(2),
             task: task(3),
-            conversation: Some(talk("c")),
+            conversation: Some(conversation_key("c")),
             runner: machine(2, "x"),
             guard: FenceGuard::Until(MonotonicTime(300)),
         });
-        let key = talk("c");
+        let key = conversation_key("c");
         let named = fences
             .check_lease(task(1), Some(&key), MonotonicTime(0))
             .unwrap_err();
@@ -402,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_arms_it_again_in_full() {
+    fn a_restored_fence_gets_its_full_time() {
         let mut fences = Fences::default();
         let record = FenceRecord {
             attempt: attempt(1),
@@ -418,6 +427,8 @@ mod tests {
         fences.restore(&record, MonotonicTime(7));
         fences.restore(&record, MonotonicTime(9));
         assert_eq!(fences.next_end_at(), Some(MonotonicTime(35_009)));
-        assert!(!may(&fences, 2, Some("c"), 35_008) && may(&fences, 2, Some("c"), 35_009));
+        assert!(
+            !may_lease(&fences, 2, Some("c"), 35_008) && may_lease(&fences, 2, Some("c"), 35_009)
+        );
     }
 }

@@ -1,9 +1,12 @@
-//! Words that come after the end: a receipt lifts the fence, a result may still be adopted, the rest is evidence.
+//! Frames that arrive after an attempt's end: a receipt lifts the fence, a result may still be
+//! adopted, other terminal frames are recorded as evidence.
 //!
-//! The one exception to "no frame of another attempt changes anything", so it is narrow: the last attempt that ever
-//! ran, ended by the relay and not by the worker, seen by the worker before its own limit, while nobody has resumed
-//! or canceled the task, or within a day of `lost` or of an end for want of a result. The day is counted in the relay's
-//! uptime: a clock that jumps decides nothing, and a relay that is down takes no time away from its workers.
+//! Adoption is the one exception to the rule that a frame of a stale attempt changes nothing,
+//! so its conditions are narrow. The attempt is the last one that ever ran. The relay ended it,
+//! not the worker. The worker saw the end before its own lease limit. The task was neither
+//! resumed nor canceled. A finished task must be `lost`, or failed with `no_result`, for less
+//! than a day. The day is counted in the relay's uptime, so a clock jump does not matter and
+//! downtime of the relay does not shorten it.
 
 use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
 use crate::attempt::machine::{MachineEvent, is_loss_code};
@@ -26,7 +29,8 @@ use crate::task::spec::MissingPolicy;
 use crate::time::{ClockReading, WallTime};
 
 impl Core {
-    /// A frame for a task that is finished: judged by its record, written only if it teaches something.
+    /// Handles a frame for a finished task. The stored record is written only if the frame
+    /// changes it.
     pub(crate) fn handle_finished_frame(
         &mut self,
         finished: FinishedTask,
@@ -42,7 +46,7 @@ impl Core {
         self.store_finished_task(&mut live, turn);
     }
 
-    /// A frame of an attempt that holds no lease.
+    /// Handles a frame of an attempt that has no lease any more.
     pub(crate) fn handle_stale_frame(
         &mut self,
         live: &mut LiveTask,
@@ -61,7 +65,8 @@ impl Core {
         let applied = live.record().attempts[index].control_seq;
         if from.control_seq <= applied {
             if is_receipt(&frame.body) {
-                // Frames of a killed attempt are dropped on both sides; its receipt is proof whatever its number.
+                // Frames of a killed attempt are dropped on both sides, so its numbering has
+                // gaps. A receipt proves death whatever its number.
                 self.apply_late_receipt(live, index, turn);
             }
             return send_ack(from, applied, turn);
@@ -71,7 +76,8 @@ impl Core {
                 .roster
                 .awaits_final_frames(from.daemon, from.frame_ref.attempt)
             {
-                // Welcome asked for the end, and this stands before it in the replay. It changes nothing.
+                // Welcome asked for the terminal frame. This frame precedes it in the replay,
+                // so it is acknowledged without effect.
                 return send_ack(from, from.control_seq, turn);
             }
             return self.reject_stale_frame(live, index, from, turn);
@@ -82,10 +88,11 @@ impl Core {
         if lacks_output(&frame.body) {
             return reject_frame(from, Rejection::OutputGap, turn);
         }
-        // Where the work of a lost run is; it decides nothing.
+        // The workspace is stored so that people can find a lost run's work; no decision uses
+        // it.
         live.set_workspace(from.frame_ref.attempt, frame.workspace);
-        let wanted = self.may_adopt_late_end(live, index, turn.now);
-        if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| wanted) {
+        let may_adopt = self.may_adopt_late_end(live, index, turn.now);
+        if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| may_adopt) {
             self.adopt_late_end(live, index, event, frame.observed, turn);
         } else if is_result(&frame.body) && !live.record().attempts[index].has_late_terminal {
             turn.effects.metrics.push(CoreMetric::LateTerminal);
@@ -98,7 +105,7 @@ impl Core {
         send_ack(from, from.control_seq, turn);
     }
 
-    /// Its holder still thinks that it runs: it must stop.
+    /// Rejects the frame and sends Abandon, because the holder still runs the attempt.
     fn reject_stale_frame(
         &mut self,
         live: &LiveTask,
@@ -149,7 +156,8 @@ impl Core {
         }
     }
 
-    /// Whether a late end of a finished task could still count: then its record must stay.
+    /// Whether a late end of a finished task could still be adopted; its record must be
+    /// retained then.
     pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: ClockReading) -> bool {
         let mut attempts = record.attempts.iter();
         attempts.any(|attempt| {
@@ -168,19 +176,19 @@ impl Core {
         is_given_up(record.state, attempt) && fresh
     }
 
-    /// Whether the task's story still has room for a late end of this attempt.
+    /// Whether the task's state still allows a late end of this attempt to be adopted.
     fn may_adopt_late_end(&self, live: &LiveTask, index: usize, now: ClockReading) -> bool {
         let record = live.record();
         let attempt = &record.attempts[index];
-        let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
-        let open = !over || self.is_late_end_awaited(record, attempt, now);
+        let terminal = record.state.is_terminal() && !mutant!(TerminalReplaced);
+        let open = !terminal || self.is_late_end_awaited(record, attempt, now);
         let successors = &record.attempts[index + 1..];
         let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
         let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
         open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
     }
 
-    /// The late end becomes the task's; a successor that only waited is not needed any more.
+    /// Makes the late end the task's end. A successor that only waited is withdrawn.
     fn adopt_late_end(
         &mut self,
         live: &mut LiveTask,
@@ -192,8 +200,8 @@ impl Core {
         turn.effects.metrics.push(CoreMetric::AdoptedLate);
         self.queue.remove(live.id());
         if live.record().attempts.len() > index + 1 {
-            let scene = self.attempt_context(live, turn.now, None);
-            live.apply_event(MachineEvent::Withdraw, &scene);
+            let context = self.attempt_context(live, turn.now, None);
+            live.apply_event(MachineEvent::Withdraw, &context);
         }
         live.retry_at = None;
         let was_open = !live.record().state.is_terminal();
@@ -201,10 +209,11 @@ impl Core {
         let record = live.record_mut();
         (record.retry, record.attention, record.retry_stop_reason) = (None, None, None);
         undo_end_counters(record, index);
-        // Back into the state before its end, so that the machine itself ends it by the frame's word.
+        // Set back to the state before its end, so that the machine ends it again from the
+        // frame.
         record.attempts[index].state = AttemptState::CleaningUp { pending: None };
-        let scene = self.attempt_context(live, turn.now, Some(observed));
-        live.apply_event_at(index, event, &mut TimerSet::default(), &scene);
+        let context = self.attempt_context(live, turn.now, Some(observed));
+        live.apply_event_at(index, event, &mut TimerSet::default(), &context);
         if let AttemptState::Ended(end) = &mut live.record_mut().attempts[index].state {
             end.is_adopted_late = true;
         }
@@ -215,7 +224,7 @@ impl Core {
     }
 }
 
-/// What the relay counted when it gave the attempt up did not happen.
+/// Takes back the failure or loss that was counted when the relay gave the attempt up.
 fn undo_end_counters(record: &mut TaskRecord, index: usize) {
     let attempt = &record.attempts[index];
     let end = attempt.state.end();
@@ -235,13 +244,14 @@ fn is_receipt(body: &FrameBody) -> bool {
     matches!(body, FrameBody::Receipt { .. }) && proof_of_death(body) == Some(true)
 }
 
-/// Worth keeping as evidence; a bare receipt or refusal is not.
+/// Whether the frame is recorded as evidence; a bare receipt or rejection is not.
 fn is_result(body: &FrameBody) -> bool {
     !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
 }
 
-/// What of a worker's late words may become the task's: a result; or how it failed, where the relay knew of nothing
-/// better. A worker's own word that it lost the attempt tells nothing new.
+/// The event of a late frame that may be adopted: a result, or a failure if the recorded end
+/// does not explain what happened. A worker's report that it lost the attempt adds nothing and
+/// is not adopted.
 fn adoptable_event(live: &LiveTask, index: usize, body: &FrameBody) -> Option<MachineEvent> {
     let attempt = &live.record().attempts[index];
     match body {
@@ -279,8 +289,10 @@ fn adoptable_event(live: &LiveTask, index: usize, body: &FrameBody) -> Option<Ma
     }
 }
 
-/// A late result that misses files is a failure where the contract says so and a failure would count. Otherwise nobody is
-/// left to make them, and nothing is parked that may be running elsewhere: it is evidence.
+/// Turns a late result with missing files into a failure, if the contract's policy is `fail`
+/// and a late failure would be adopted. Under the other policies it is only evidence: the agent
+/// that could supply the files has ended, and a task that may be running elsewhere must not be
+/// parked.
 fn late_failure(
     live: &LiveTask,
     index: usize,
@@ -290,18 +302,20 @@ fn late_failure(
     let fails = completion_contract::missing_policy(&live.spec) == MissingPolicy::Fail;
     let counts =
         is_unexplained(&live.record().attempts[index]) && has_only_queued_successors(live, index);
-    let words = completion_contract::unmet_summary(unmet);
+    let summary = completion_contract::unmet_summary(unmet);
     (fails && counts)
-        .then(|| MachineEvent::Errored(ErroredBody::receipts_missing(body.clone(), words)))
+        .then(|| MachineEvent::Errored(ErroredBody::receipts_missing(body.clone(), summary)))
 }
 
-/// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.
+/// Whether a late end may replace this successor: no person requested it and it never ran a
+/// process.
 fn is_superseded(successor: &AttemptRecord) -> bool {
     let never_ran = successor.state.receipt() == Some(TerminationReceipt::NotNeeded);
     never_ran && !successor.requested_by_person
 }
 
-/// An agent that holds its lease itself has no outbox, so nothing of it can come late.
+/// Whether the relay gave the attempt up without a terminal frame. False for an agent that
+/// holds the lease itself: it has no outbox, so it cannot deliver a late frame.
 fn ended_by_relay(attempt: &AttemptRecord) -> bool {
     let end = attempt
         .state
@@ -313,13 +327,15 @@ fn ended_by_relay(attempt: &AttemptRecord) -> bool {
     })
 }
 
-/// Its end says only that the relay heard nothing more; a deadline says what happened.
+/// Whether the recorded end means only that no more frames arrived. An expired deadline is an
+/// explanation of its own.
 fn is_unexplained(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| end.state == EndState::Lost) || lacks_result(attempt)
 }
 
-/// Nothing has come of it since but an attempt that waits: a failure undoes no more than that.
+/// Whether all later attempts are still queued, so that adopting a failure withdraws nothing
+/// else.
 fn has_only_queued_successors(live: &LiveTask, index: usize) -> bool {
     let successors = &live.record().attempts[index + 1..];
     successors
@@ -327,7 +343,7 @@ fn has_only_queued_successors(live: &LiveTask, index: usize) -> bool {
         .all(|next| next.state == AttemptState::Queued)
 }
 
-/// The relay stopped waiting for a result, which may have been on its way.
+/// Whether the relay stopped waiting for a result that may still have been in transit.
 fn lacks_result(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| {
@@ -335,7 +351,7 @@ fn lacks_result(attempt: &AttemptRecord) -> bool {
     })
 }
 
-/// The task is over because nothing more was heard of this attempt.
+/// Whether the task ended because no more frames arrived from this attempt.
 fn is_given_up(state: TaskState, attempt: &AttemptRecord) -> bool {
     match state {
         TaskState::Lost => true,

@@ -1,5 +1,5 @@
-//! What follows when an attempt stops being leased: slots and conversation are freed, the fence is set, a cancel is
-//! confirmed, and the task is retried, parked or over.
+//! Consequences of an attempt's lease ending: slots and conversation are freed, the fence is
+//! set, a cancel is confirmed, and the task is retried, parked or finished.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::schedule::placement;
 use crate::task::live_task::LiveTask;
 use crate::time::{MonotonicTime, WallTime};
 
-/// What was true before an event, to tell what it changed.
+/// Lease state before an event, compared with the state after it to find what changed.
 struct PriorLeaseState {
     leased: bool,
     cleaning: bool,
@@ -26,7 +26,7 @@ struct PriorLeaseState {
 }
 
 impl Core {
-    /// Applies an event to the newest attempt and does all that follows from it.
+    /// Applies an event to the newest attempt, with all its consequences.
     pub(crate) fn apply_event(
         &mut self,
         live: &mut LiveTask,
@@ -37,7 +37,8 @@ impl Core {
         self.apply_frame_event(live, event, observed, None, turn)
     }
 
-    /// The same for a frame: its number is taken before anything follows, for a successor may follow at once.
+    /// Like `apply_event`, for a frame. The frame's `control_seq` is stored before the
+    /// consequences, because they may create a successor, which is then the newest attempt.
     pub(crate) fn apply_frame_event(
         &mut self,
         live: &mut LiveTask,
@@ -76,7 +77,8 @@ impl Core {
         if before.leased && !live.is_newest_leased() {
             self.end_lease(live, before.lease_ends, turn);
             if matches!(live.newest_attempt().state, AttemptState::Parked(_)) {
-                // The fence knows how long it may still run; nothing else of the lease is needed again.
+                // The fence records how long the attempt may still run; the rest of the lease
+                // is not needed again.
                 if !mutant!(ParkKeepsHash) {
                     live.newest_attempt_mut().lease = None;
                 }
@@ -106,7 +108,8 @@ impl Core {
         }
     }
 
-    /// Asks the holder to end its attempt, naming it; said again after each reconnect until it is over.
+    /// Sends the holder a Cancel for the attempt; repeated after each reconnect until it has
+    /// ended.
     pub(crate) fn send_cancel(&mut self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
         let AttemptState::CleaningUp {
             pending: Some(pending),
@@ -134,7 +137,7 @@ impl Core {
                     reason,
                 )
             }
-            // It knows.
+            // The daemon reported this deadline itself and is already ending the attempt.
             PendingEnd::DaemonDeadline { .. } => return,
             PendingEnd::Park => (
                 CancelKind::Deadline(crate::record::TimerKind::UserInput),
@@ -158,7 +161,8 @@ impl Core {
         );
     }
 
-    /// The lease is over: nothing of it may count any more, and nobody may succeed it before it is surely dead.
+    /// Releases everything the lease reserved. A fence blocks successors unless the processes
+    /// are proven dead.
     fn end_lease(
         &mut self,
         live: &mut LiveTask,
@@ -181,8 +185,8 @@ impl Core {
         if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, AttemptState::Parked(_))) {
             self.roster.release_attempt(id, now);
         }
-        let unproved = receipt == TerminationReceipt::Unconfirmed && !mutant!(SuccessorUnfenced);
-        let may_live = unproved && !self.has_machine_rebooted(id);
+        let unconfirmed = receipt == TerminationReceipt::Unconfirmed && !mutant!(SuccessorUnfenced);
+        let may_live = unconfirmed && !self.has_machine_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
             Some(until) => self.raise_fence(live, until, turn),
             None => self.lift_fence(id, turn),
@@ -192,10 +196,10 @@ impl Core {
             .state
             .end()
             .is_none_or(|end| !matches!(end.ended_by, EndedBy::Daemon | EndedBy::Agent));
-        let runs = !holding_daemon(live.newest_attempt())
+        let may_run = !holding_daemon(live.newest_attempt())
             .is_some_and(|d| self.roster.awaits_final_frames(d, id));
         if let Some(session) =
-            session.filter(|_| by_relay && runs && receipt != TerminationReceipt::Confirmed)
+            session.filter(|_| by_relay && may_run && receipt != TerminationReceipt::Confirmed)
         {
             let code = if lease_ends.is_some_and(|ends| ends <= now) {
                 Rejection::LeaseExpired
@@ -212,11 +216,12 @@ impl Core {
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
         (live.last_frame_at, live.renewed_at) = (None, None);
-        // The next holder has renewed nothing yet, and is credited for itself.
+        // Missed heartbeats and stall credit are counted per holder.
         (live.missed_heartbeats, live.stall_credit_ms) = (0, 0);
     }
 
-    /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
+    /// Whether the machine has rebooted since the attempt was leased, so no process of it is
+    /// left. Happens when a daemon reports the end of an attempt that it found on its disk.
     fn has_machine_rebooted(&self, attempt: AttemptId) -> bool {
         let fence = self.fences.get(attempt);
         let Some(PossibleRunner::Machine { daemon, boot_id }) =
@@ -228,7 +233,8 @@ impl Core {
         now.is_some_and(|now| *now != *boot_id)
     }
 
-    /// Ended without proof of death: its task and conversation wait until its last limit plus grace.
+    /// Fences an attempt that ended without proof of death: its task and conversation wait
+    /// until the lease limit plus grace.
     fn raise_fence(&mut self, live: &LiveTask, until: MonotonicTime, turn: &mut CoreTurn<'_>) {
         let attempt = live.newest_attempt();
         let (Some(holder), Some(lease)) = (&attempt.holder, &attempt.lease) else {
@@ -245,12 +251,13 @@ impl Core {
                 .saturating_add(self.config.grace_ms_for(lease.ttl_ms)),
         }));
         if let Some(fence) = self.fences.fence_until(attempt.id, until) {
-            // What waited for the lease now waits for the fence.
+            // Tasks that waited for the lease now wait for the fence.
             placement::release_fenced(&mut self.queue, fence);
         }
     }
 
-    /// Proof of death, or the end of its time: what waited for it may be placed.
+    /// Removes the fence after proof of death or expiry; tasks that waited for it may be
+    /// placed.
     pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut CoreTurn<'_>) {
         if let Some(fence) = self.fences.remove_fence(attempt) {
             self.remove_fallen_fence(&fence, turn);
@@ -270,13 +277,14 @@ impl Core {
             return;
         };
         if end.ended_by == EndedBy::Operator {
-            // It tells of a person's decision, and nothing of the daemon's health.
+            // An operator's decision is no sign of the daemon's health.
             return self.roster.workspace_freed(daemon);
         }
         if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
             self.roster.note_attempt_run(daemon, now);
         }
-        // What was only refused frees nothing: two that wait for one workspace would be offered in turn for ever.
+        // A refused offer frees no workspace. If it did, two tasks that wait for the same
+        // workspace would be offered in turn without end.
         if end.state != EndState::Released {
             self.roster.workspace_freed(daemon);
         }
@@ -298,19 +306,19 @@ impl Core {
         if !mutant!(ParkedStaysQueued) {
             self.queue.remove(live.id());
         }
-        let words;
+        let unmet_summary;
         let reason = match parked.cause {
-            ParkCause::Starved => "no daemon could take it within its queue deadline",
-            ParkCause::Blocked => "the attempt cannot go on without a person",
-            ParkCause::InputTimeout => "nobody answered in time",
+            ParkCause::Starved => "no daemon could take the task within its queue deadline",
+            ParkCause::Blocked => "the attempt is blocked and needs a person",
+            ParkCause::InputTimeout => "no answer arrived in time",
             ParkCause::ReceiptsMissing => {
-                words = completion_contract::unmet_summary(
+                unmet_summary = completion_contract::unmet_summary(
                     &completion_contract::unmet_task_requirements(
                         &live.spec,
                         live.newest_attempt(),
                     ),
                 );
-                &*words
+                &*unmet_summary
             }
         };
         let since = turn.now.wall;

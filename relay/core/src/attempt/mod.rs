@@ -1,6 +1,8 @@
-//! One try at a task under one lease: the state machine, its timers, what follows when its lease ends, retries, fences and late results.
-//! The machine changes one attempt record; the files beside it apply the consequences to the core.
-//! It does not choose daemons and does not read frames (fleet/frame).
+//! One try at a task under one lease: the state machine, its timers, the consequences of a
+//! lease end, retries, fences and late results.
+//!
+//! The machine changes one attempt record; the files beside it apply the consequences to the
+//! core. This module does not choose daemons and does not read frames (fleet/frame).
 
 pub mod deadline_profile;
 pub mod fences;

@@ -1,49 +1,53 @@
-//! What follows the end of an attempt: another one, the end of the task, or a person's decision.
+//! Decides after an attempt's end whether to retry, end the task, or park it for a person.
 //!
-//! Counts the end into the task's counters and decides from them; it never creates an attempt. A cause that may
-//! pass, no side effects, and a daemon that does not object: only all three together make an end retryable.
+//! Counts the end in the task's counters and decides from them; it never creates an attempt. An
+//! end is retryable only if the cause is transient, there were no side effects, and the
+//! daemon's hint does not forbid it.
 
 use crate::config::Config;
 use crate::ids::DaemonId;
 use crate::record::{AttentionCause, FailureCode, ProcessExitStatus, RetryCounters};
 use crate::task::spec::{RetryPolicy, UnsafeLossPolicy};
 
-/// Lowest and highest number of attempts and losses that a policy may allow.
+/// Range of attempts and of losses that a policy may allow.
 pub const ALLOWED_ATTEMPTS: std::ops::RangeInclusive<u32> = 1..=10;
 
 const JITTER_PERCENT: u64 = 20;
 
-/// How an attempt ended, as far as retries care.
+/// How an attempt ended, reduced to what the retry decision needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// The daemon reported it.
+    /// The daemon reported a failure.
     Failed {
         code: FailureCode,
         exit: Option<ProcessExitStatus>,
         retry_safe: bool,
-        /// The daemon's word; it can only lower what the relay decides.
+        /// The daemon's opinion on a retry. It can forbid one, never cause one.
         hint: Option<bool>,
     },
-    /// A deadline ended it. The exit is the relay's own kill and says nothing.
+    /// A deadline ended it. The exit status comes from the relay's own kill, so it is not
+    /// compared.
     TimedOut {
         code: FailureCode,
         retry_safe: bool,
         hint: Option<bool>,
     },
-    /// Nobody knows what became of it. `retry_safe` is what `loss_is_safe` says.
+    /// The attempt's fate is unknown. `retry_safe` comes from `is_loss_safe`.
     Lost {
         code: FailureCode,
         retry_safe: bool,
-        /// None where an agent held the lease itself: that tells nothing about what the task does to daemons.
+        /// None if an agent held the lease itself: such a loss is no evidence that the task
+        /// brings daemons down.
         daemon: Option<DaemonId>,
     },
-    /// Given back or not taken: nobody's failure.
+    /// Given back or rejected; not a failure.
     Released,
-    /// Not taken, because of the machine: as if it had not been offered.
+    /// Rejected because of the machine's state; the offer is not counted.
     Refused,
-    /// An operator took it away from its holder: as if it had not been offered, either.
+    /// An operator took it from its holder; the offer is not counted.
     ForceReleased,
-    /// The conversation to go on with is gone, and nothing was done yet: a fresh one begins at once.
+    /// The conversation to resume no longer exists, and no work was done: retried at once with
+    /// a fresh one.
     ResumeFailed,
 }
 
@@ -60,14 +64,14 @@ pub enum RetryDecision {
 /// Why no further attempt follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryStop {
-    /// The cause would be the same again, or the daemon said so.
+    /// The cause is permanent, or the daemon's hint forbids a retry.
     NotRetryable,
-    /// Something visible may have happened.
+    /// The attempt may have had side effects.
     Unsafe,
     AttemptsExhausted,
     LossesExhausted,
     DispatchesExhausted,
-    /// The same code with the same exit twice in a row.
+    /// The same code and exit status twice in a row.
     RepeatedFailure,
 }
 
@@ -84,7 +88,8 @@ impl RetryStop {
     }
 }
 
-/// Counts the end and decides. `millionth` is the jitter, uniform in `0..1_000_000`.
+/// Counts the end and decides what follows. `millionth` is the jitter, uniform in
+/// `0..1_000_000`.
 pub fn decide_retry(
     outcome: &AttemptOutcome,
     counters: &mut RetryCounters,
@@ -133,18 +138,20 @@ pub fn decide_retry(
     }
 }
 
-/// Whether an end with this cause may be tried again at all; shown on the attempt.
+/// Whether an end with this cause may be retried at all; shown on the attempt.
 pub fn is_retryable(code: &FailureCode, retry_safe: bool, hint: Option<bool>) -> bool {
     is_transient(code) && retry_safe && hint != Some(false)
 }
 
-/// Frames are missing precisely when leases expire, so the last phase seen proves nothing: a loss is safe only if
-/// no process was ever allowed to start, or the worker's receipt says that the prompt was never written.
+/// Whether a lost attempt can be retried without repeating side effects. Frames are missing
+/// exactly when a lease expires, so the last phase seen proves nothing. A loss is safe only if
+/// no process was allowed to start, or the worker's receipt states that the prompt was never
+/// written.
 pub fn is_loss_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
     !confirmed || prompt_written == Some(false) || mutant!(UnsafeLossRetried)
 }
 
-/// Whether the same attempt could end better another time.
+/// Whether a retry after this failure could succeed.
 pub fn is_transient(code: &FailureCode) -> bool {
     match code {
         FailureCode::DeliveryFailed
@@ -181,10 +188,12 @@ pub fn is_transient(code: &FailureCode) -> bool {
     }
 }
 
-/// Codes of agents that have no variant: one more would change how every record with another code is stored.
+/// Transient agent codes without an enum variant. A new variant would change how every record
+/// with an `Other` code is stored.
 const TRANSIENT_CODES: [&str; 1] = ["provider_overloaded"];
 
-/// `initial × 2^n`, at most `max`, spread by a fifth either way so that a fleet does not come back in step.
+/// `initial × 2^n`, at most `max`, with ±20 % jitter so that many tasks do not retry at the
+/// same time.
 pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
     let factor = 1u64.checked_shl(earlier).unwrap_or(u64::MAX);
     let base = policy.backoff_initial_ms.saturating_mul(factor);
@@ -198,7 +207,7 @@ pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
         .min(policy.backoff_max_ms)
 }
 
-/// Returns whether it is the same failure as the one before.
+/// Counts the end. Returns whether it repeats the previous failure.
 fn count_outcome(outcome: &AttemptOutcome, counters: &mut RetryCounters) -> bool {
     match outcome {
         AttemptOutcome::Failed { code, exit, .. } => {
@@ -236,7 +245,8 @@ fn count_outcome(outcome: &AttemptOutcome, counters: &mut RetryCounters) -> bool
     }
 }
 
-/// An offer that never arrived or was never answered says nothing about what the task does to daemons.
+/// Whether the loss may mean that the task brought its daemon down. An offer that was not
+/// delivered or not answered does not.
 fn daemon_was_lost(code: &FailureCode) -> bool {
     matches!(
         code,

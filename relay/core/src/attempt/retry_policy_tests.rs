@@ -1,4 +1,4 @@
-//! Every rule with the case in which it says no.
+//! Each retry rule, with the case in which it refuses a retry.
 
 use uuid::Uuid;
 
@@ -40,7 +40,7 @@ fn lost(retry_safe: bool, on: u128) -> AttemptOutcome {
     }
 }
 
-/// What each end in a row leads to.
+/// The decision after each of several ends in a row.
 fn run(policy: &RetryPolicy, ends: &[AttemptOutcome]) -> Vec<RetryDecision> {
     let mut counters = RetryCounters::default();
     let one = |end: &AttemptOutcome| {
@@ -85,7 +85,7 @@ fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
 }
 
 #[test]
-fn when_unsafe_speaks_of_losses_only() {
+fn when_unsafe_applies_only_to_losses() {
     let mut policy = policy();
     policy.when_unsafe = UnsafeLossPolicy::Retry;
     let unsafe_failure = AttemptOutcome::Failed {
@@ -111,14 +111,14 @@ fn when_unsafe_speaks_of_losses_only() {
 }
 
 #[test]
-fn a_loss_is_safe_only_before_confirmation_or_by_the_workers_word() {
+fn a_loss_is_safe_only_if_unconfirmed_or_without_a_prompt() {
     let all = [None, Some(true), Some(false)];
     assert_eq!(all.map(|w| is_loss_safe(true, w)), [false, false, true]);
     assert_eq!(all.map(|w| is_loss_safe(false, w)), [true, true, true]);
 }
 
 #[test]
-fn failures_and_losses_have_budgets_of_their_own() {
+fn failures_and_losses_have_separate_budgets() {
     let first = FailureCode::ProcessStartTimeout;
     let mixed = [
         timed_out(first.clone()),
@@ -148,7 +148,7 @@ fn failures_and_losses_have_budgets_of_their_own() {
 }
 
 #[test]
-fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_one() {
+fn the_same_failure_twice_in_a_row_ends_retries() {
     let exit = |n| failed(FailureCode::AgentExit, n);
     let repeated = RetryDecision::End(RetryStop::RepeatedFailure);
     assert_eq!(run(&policy(), &[exit(7), exit(7)])[1], repeated);
@@ -162,13 +162,16 @@ fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_
     let between = run(&lasting, &[exit(7), lost(true, 1), exit(7)]);
     assert_eq!(between[2], after(4_000), "not in a row");
     let given_back = run(&lasting, &[exit(7), AttemptOutcome::Released, exit(7)]);
-    assert_eq!(given_back[2], repeated, "a release is nobody's try");
+    assert_eq!(
+        given_back[2], repeated,
+        "a release is not an attempt between the two failures"
+    );
     let idle = || timed_out(FailureCode::StreamIdleTimeout);
     assert_eq!(run(&lasting, &[idle(), idle()])[1], after(2_000));
 }
 
 #[test]
-fn released_attempts_count_in_neither_budget_but_twenty_dispatches_end_it() {
+fn released_attempts_count_only_against_the_dispatch_limit() {
     let verdicts = run(&policy(), &vec![AttemptOutcome::Released; 20]);
     assert!(verdicts[..19].iter().all(|verdict| *verdict == after(0)));
     assert_eq!(
@@ -187,7 +190,7 @@ fn released_attempts_count_in_neither_budget_but_twenty_dispatches_end_it() {
 }
 
 #[test]
-fn what_an_operator_takes_away_counts_as_no_offer() {
+fn a_forced_release_is_not_counted_as_an_offer() {
     let mut counters = RetryCounters {
         dispatches: 20,
         ..RetryCounters::default()
@@ -204,7 +207,7 @@ fn what_an_operator_takes_away_counts_as_no_offer() {
 }
 
 #[test]
-fn two_daemons_lost_under_a_task_make_it_poison_whatever_the_policy() {
+fn a_task_that_loses_two_daemons_is_parked_as_poison() {
     for when_unsafe in [
         UnsafeLossPolicy::Park,
         UnsafeLossPolicy::Retry,

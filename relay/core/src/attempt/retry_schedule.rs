@@ -1,4 +1,5 @@
-//! What follows the end of an attempt by itself: another one, a person's attention, or the end of the task.
+//! Carries out the retry decision after an attempt's end: queues or schedules another attempt,
+//! parks the task for a person, or ends it.
 
 use std::sync::Arc;
 
@@ -54,7 +55,8 @@ impl Core {
         }
     }
 
-    /// A failure that was adopted late is judged as if it had come in time; a task that was over stays so.
+    /// Counts a late adopted failure as if it had arrived in time. A task that had ended is not
+    /// reopened.
     pub(crate) fn follow_adopted_end(
         &mut self,
         live: &mut LiveTask,
@@ -68,7 +70,8 @@ impl Core {
             return;
         };
         if outcome == retry_policy::AttemptOutcome::ResumeFailed {
-            // Too late to begin anew in its stead: others may have gone on with the conversation.
+            // Too late for a fresh conversation at once: other tasks may have continued this
+            // one.
             outcome = retry_policy::AttemptOutcome::Failed {
                 code: FailureCode::ResumeFailed,
                 exit: end.and_then(|end| end.exit),
@@ -84,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Counts the end and says what follows.
+    /// Counts the end and returns the decision.
     fn decide_retry(
         &self,
         live: &mut LiveTask,
@@ -97,7 +100,8 @@ impl Core {
         retry_policy::decide_retry(outcome, counters, &policy, &self.config, jitter)
     }
 
-    /// Given back or rejected: queued again at once, but not to the same daemon for a while.
+    /// Queues a released or rejected task again at once, but excludes the same daemon for a
+    /// while.
     fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
             let until = turn.now.monotonic + self.config.reject_backoff_ms;
@@ -106,16 +110,17 @@ impl Core {
         self.queue_attempt(live, false, turn);
     }
 
-    /// The agent does not know the conversation any more: the next attempt begins a fresh one, whatever its daemon
-    /// remembers.
+    /// Queues an attempt that starts a fresh conversation even if its daemon has stored one,
+    /// because the agent no longer has the old conversation.
     fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         self.queue_attempt(live, false, turn);
         live.newest_attempt_mut().fresh_conversation = true;
         live.add_event(TimelineEventKind::ResumeFallback, None);
     }
 
-    /// The machine could not take it: that daemon is asked nothing for a while, or only not for this task where just the
-    /// workspace is in use. The task waits on as if it had not been offered, its queue deadline included.
+    /// Queues a task again that the machine could not take. The daemon gets no offers for a
+    /// while; if only the workspace is in use, it gets none for this task. The task keeps what
+    /// is left of its queue deadline, as if it had not been offered.
     fn requeue_refused(&mut self, live: &mut LiveTask, end: &AttemptEnd, turn: &mut CoreTurn<'_>) {
         let now = turn.now.monotonic;
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
@@ -136,20 +141,21 @@ impl Core {
     }
 }
 
-/// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
-/// that a late result made needless.
+/// The outcome for the retry decision. `None` if no automatic step follows: a result, a cancel,
+/// a hand-off, or a successor that a late result made unnecessary.
 fn retry_outcome(
     attempt: &AttemptRecord,
     end: &AttemptEnd,
 ) -> Option<retry_policy::AttemptOutcome> {
     if end.ended_by == EndedBy::Operator && end.state == EndState::Failed {
-        // A person's decision is nobody's failure, and stands.
+        // An operator's decision is final and does not count as a failure.
         return None;
     }
     attempt.holder.as_ref()?;
     let daemon = holding_daemon(attempt);
     let retry_safe = attempt.retry_safe;
-    // The hint is in `retryable` already; it can only have lowered it.
+    // `retryable` already includes the hint: a hint is present if `retryable` is lower than the
+    // rule.
     let hint = |code: &FailureCode| {
         (!end.retryable && retry_policy::is_retryable(code, retry_safe, None)).then_some(false)
     };
@@ -203,7 +209,8 @@ fn schedule_retry(live: &mut LiveTask, after_ms: u64, now: ClockReading) {
     live.add_event(TimelineEventKind::RetryScheduled { after_ms }, None);
 }
 
-/// A task that was only ever given back has no failure of its own: the limit becomes it.
+/// Ends the task. If the last attempt was only released, it has no failure, so the dispatch
+/// limit is recorded as the failure.
 fn stop_retries(live: &mut LiveTask, stop: RetryStop) {
     if let AttemptState::Ended(end) = &mut live.newest_attempt_mut().state
         && end.state == EndState::Released
@@ -224,7 +231,7 @@ fn park_task(live: &mut LiveTask, cause: AttentionCause, since: WallTime) {
     let reason: Arc<str> = match cause {
         AttentionCause::UnsafeLoss => unsafe_loss_reason(live.newest_attempt()).into(),
         AttentionCause::Poison => {
-            "several daemons were lost under it; look before it is retried".into()
+            "several daemons were lost while running this task; inspect it before a retry".into()
         }
         AttentionCause::Blocked
         | AttentionCause::Starved
@@ -241,10 +248,10 @@ fn park_task(live: &mut LiveTask, cause: AttentionCause, since: WallTime) {
     live.add_event(TimelineEventKind::Attention(cause), Some(reason));
 }
 
-/// What happened comes first: it is what lists have room for.
+/// Begins with what happened, because lists show only the start of a reason.
 fn unsafe_loss_reason(lost: &AttemptRecord) -> String {
     let end = lost.state.end();
-    let what = end.and_then(|end| end.message.as_deref());
-    let what = what.unwrap_or("the attempt was lost");
-    format!("{what}; it may have had effects, so retry it only if that is harmless")
+    let message = end.and_then(|end| end.message.as_deref());
+    let what = message.unwrap_or("the attempt was lost");
+    format!("{what}; it may have had side effects, so retry it only if repeating them is harmless")
 }

@@ -1,4 +1,4 @@
-//! The daemons on record, by id and by name: whoever names one must not cost a walk over all of them.
+//! Stored daemon records, indexed by id and by name, so that a lookup by name needs no scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) struct DaemonRegistry {
 }
 
 impl DaemonRegistry {
-    /// In place of what was known of it, whose name may have been another one.
+    /// Inserts or replaces a record. The name may have changed.
     pub(crate) fn insert(&mut self, record: Arc<DaemonRecord>) {
         self.remove(record.daemon);
         let of_name = self.names.entry(Arc::clone(&record.name)).or_default();
@@ -47,7 +47,7 @@ impl DaemonRegistry {
         }
     }
 
-    /// The record with this mark, where it was marked otherwise.
+    /// Sets or removes the drain mark. Returns the record if that changed it.
     pub(crate) fn set_drain_mark(
         &mut self,
         daemon: DaemonId,
@@ -61,7 +61,7 @@ impl DaemonRegistry {
         Some(Arc::clone(record))
     }
 
-    /// All that are meant by it: a name may stand for several.
+    /// All daemons that match the reference. Several daemons may have the same name.
     pub(crate) fn find_by_ref(
         &self,
         named: &DaemonRef,

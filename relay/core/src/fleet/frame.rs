@@ -1,8 +1,11 @@
-//! Frames of daemons: who may speak, in what order, and what each means. Fencing is here and only here.
+//! Frames of daemons: fencing checks, their order, and the effects of each frame. No other
+//! module fences daemon frames.
 //!
-//! Order of the checks: the session is current, the incarnation is ours, the attempt exists and is this daemon's,
-//! the proof matches, the number was not applied yet, it is leased, the lease has not expired, no number is missing;
-//! only then does the machine judge the body. The first check that fails names the code, and nothing is written.
+//! Order of the checks: the session is current; the incarnation is current; the attempt exists
+//! and belongs to this daemon; the token matches; the control number was not applied yet; the
+//! attempt is leased; the lease has not expired; no number is missing. Only then does the state
+//! machine judge the body. The first check that fails determines the rejection code, and nothing
+//! is written.
 
 use std::sync::Arc;
 
@@ -26,7 +29,8 @@ use crate::task::size_limits;
 use crate::time::WallTime;
 
 impl Core {
-    /// A frame on a stream that is not current needs no record.
+    /// Loads the records that the frame needs. A frame on a stream that is not current needs
+    /// none.
     pub(crate) fn load_frame_records(
         &self,
         frame: &AttemptFrame,
@@ -97,7 +101,8 @@ impl Core {
                 .lease_ends_at()
                 .is_some_and(|ends| ends <= turn.now.monotonic)
         {
-            // The frame lost the race against the clock; the sweep would say the same a moment later.
+            // The lease expired before this frame arrived. The next timer sweep would end it
+            // anyway.
             self.apply_event(
                 live,
                 MachineEvent::TimerExpired(TimerKey::Lease),
@@ -118,7 +123,8 @@ impl Core {
             return reject_frame_with(from, Rejection::Gap, Some(applied + 1), Vec::new(), turn);
         }
         if lacks_output(&frame.body) {
-            // Its number is not used up: it comes again behind the output.
+            // The control number is not consumed: the daemon sends the frame again after the
+            // output.
             return reject_frame(from, Rejection::OutputGap, turn);
         }
         self.apply_next_frame(live, from, frame, progress, turn);
@@ -138,14 +144,15 @@ impl Core {
             workspace,
             ..
         } = frame;
-        let FrameBody::Goal(word) = body else {
+        let FrameBody::Goal(report) = body else {
             return self.apply_machine_frame(live, from, body, (observed, workspace), turn);
         };
         let before = turn.effects.deliveries.len();
-        match self.apply_goal_report(live, word, progress, from.control_seq, turn) {
+        match self.apply_goal_report(live, report, progress, from.control_seq, turn) {
             Ok(()) => {
                 send_ack(from, from.control_seq, turn);
-                // Ahead of what follows from it: a block ends the attempt, and who has ended hears nothing more.
+                // The ack must precede the deliveries that the report caused: a block ends the
+                // attempt, and the daemon ignores later messages about it.
                 turn.effects.deliveries[before..].rotate_right(1);
             }
             Err(code) => {
@@ -164,7 +171,7 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         let accepts = matches!(body, FrameBody::Accepted);
-        let words = if let FrameBody::Phase { message, .. } = &body {
+        let phase_message = if let FrameBody::Phase { message, .. } = &body {
             message.clone()
         } else {
             None
@@ -182,22 +189,22 @@ impl Core {
         } else {
             None
         };
-        let ruled = if let MachineEvent::InputAsked(input, Some(ruled)) = &event {
-            Some((input.id, Arc::clone(&ruled.rule_text)))
+        let rule_answer = if let MachineEvent::InputAsked(input, Some(answer)) = &event {
+            Some((input.id, Arc::clone(&answer.rule_text)))
         } else {
             None
         };
         match self.apply_frame_event(
             live,
             event,
-            // A daemon that tells no time sends none, which decodes as zero.
+            // A frame without an observation time decodes as zero.
             Some(observed).filter(|observed| observed.0 > 0),
             Some(from.control_seq),
             turn,
         ) {
             EventOutcome::Applied => {
-                live.set_event_message(words);
-                if let Some((input, rule)) = ruled {
+                live.set_event_message(phase_message);
+                if let Some((input, rule)) = rule_answer {
                     live.set_event_message(Some(rule));
                     self.send_answer(live, input, turn);
                 }
@@ -230,10 +237,11 @@ impl Core {
         }
     }
 
-    /// The third of the three steps.
+    /// Sends LeaseConfirmed, the last step of dispatch, accept and confirm.
     fn confirm_lease(&mut self, live: &mut LiveTask, session: SessionId, turn: &mut CoreTurn<'_>) {
         let granted_ms = live.spec.lease_ttl_ms;
-        // Also where settlement had confirmed it already: the worker counts from the send of this frame.
+        // Renews even if a settlement has confirmed the lease already: the daemon counts the
+        // granted time from the sending of this frame.
         live.renew_lease(
             turn.now.monotonic + granted_ms,
             &self.config,
@@ -278,7 +286,8 @@ impl Core {
     }
 }
 
-/// A frame that was heard before. Whoever sends a refused completion again has not heard that it was.
+/// Answers a frame that was applied before. A repeated completion that was refused gets the
+/// refusal again, because the daemon has not received it.
 fn answer_repeated_frame(live: &LiveTask, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
     let newest = live.newest_attempt();
     let refused = newest.refused_completion_seq == Some(from.control_seq);
@@ -294,25 +303,27 @@ fn record_refused_completion(live: &mut LiveTask, control_seq: u64) {
     record_unmet_contract(live);
 }
 
-/// A completion without its files is on record, with the receipts that were seen.
+/// Records a completion that lacks required files, with the receipts that were reported.
 pub(crate) fn record_unmet_contract(live: &mut LiveTask) {
     let unmet = completion_contract::unmet_task_requirements(&live.spec, live.newest_attempt());
-    let mut words = completion_contract::unmet_summary(&unmet);
-    size_limits::clip(&mut words, size_limits::MAX_NOTE_BYTES);
+    let mut summary = completion_contract::unmet_summary(&unmet);
+    size_limits::clip(&mut summary, size_limits::MAX_NOTE_BYTES);
     let missing = completion_contract::unmet_bits(&unmet);
     live.add_event(
         TimelineEventKind::CompletionRefused { missing },
-        Some(words),
+        Some(summary),
     );
 }
 
-/// Names every file that is missing. The attempt stays leased, and its timers run.
+/// Rejects the completion with every missing file. The attempt stays leased, and its timers
+/// run.
 fn reject_unmet_contract(live: &LiveTask, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
     let unmet = completion_contract::unmet_task_requirements(&live.spec, live.newest_attempt());
     reject_frame_with(from, Rejection::ContractUnmet, None, unmet, turn);
 }
 
-/// On record the first time, for whoever wonders about the attempt; a daemon that says it again and again writes nothing.
+/// Records the first phase regression of an attempt for later diagnosis. Repetitions write
+/// nothing.
 fn record_phase_regression(live: &mut LiveTask, phase: Option<LifecyclePhase>) {
     let Some(phase) =
         phase.filter(|_| !has_phase_regression(live.record(), live.newest_attempt().id))
@@ -322,7 +333,8 @@ fn record_phase_regression(live: &mut LiveTask, phase: Option<LifecyclePhase>) {
     live.add_event(TimelineEventKind::PhaseRegression(phase), None);
 }
 
-/// Whether a phase of this attempt came twice or backwards, as far as the timeline goes.
+/// Whether a phase of this attempt was reported twice or out of order, as far as the timeline
+/// reaches.
 pub(crate) fn has_phase_regression(record: &TaskRecord, attempt: AttemptId) -> bool {
     let mut events = record.timeline.events.iter();
     events.any(|event| {

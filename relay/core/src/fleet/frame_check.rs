@@ -1,4 +1,5 @@
-//! Who may send a frame, and how it is answered: proof of the lease, acknowledgement, rejection.
+//! Ownership and token checks for frames, and the answers to frames: acknowledgement and
+//! rejection.
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -12,7 +13,7 @@ use crate::io::session_input::{FrameRef, LeaseToken};
 use crate::record::AttemptRecord;
 use crate::task::live_task::LiveTask;
 
-/// Where an answer to a frame goes.
+/// The origin of a frame, to which its answer is sent.
 #[derive(Clone, Copy)]
 pub(crate) struct FrameOrigin {
     pub(crate) session: SessionId,
@@ -27,7 +28,8 @@ pub(crate) fn is_owned_by(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
         .is_some_and(|holder| holder.daemon == daemon || mutant!(ForeignFrameTaken))
 }
 
-/// Exists and owned, then proof. A foreign one looks unknown on the wire; the count knows better.
+/// Checks that the attempt exists and belongs to the daemon, then the token. An attempt of
+/// another daemon is rejected as unknown, but counted separately in the metrics.
 pub(crate) fn check_owner(
     live: &LiveTask,
     from: FrameOrigin,
@@ -45,7 +47,8 @@ pub(crate) fn check_owner(
         return Err(Rejection::UnknownAttempt);
     }
     match proof {
-        // A parked attempt has no lease to prove; its holder may still send the receipt.
+        // A parked attempt has no lease, so there is no token to compare. Its holder may still
+        // send the termination receipt.
         Some(token) if attempt.lease.is_some() && !matches_token(attempt, token) => {
             Err(Rejection::BadProof)
         }
@@ -53,7 +56,7 @@ pub(crate) fn check_owner(
     }
 }
 
-/// In constant time: how much of a token is right must not show.
+/// Compares in constant time: response times must not reveal how much of a token is correct.
 pub(crate) fn matches_token(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
     let hash = token_hash(token);
     attempt
@@ -96,7 +99,8 @@ pub(crate) fn reject_frame_with(
         expected,
         unmet,
     };
-    // A refusal may speak of an end that is not durable yet, and a daemon forgets what was refused.
+    // The rejection may refer to an end that is not durable yet, and the daemon deletes a
+    // rejected frame.
     turn.send_to_session(
         CommitDependency::Task(from.frame_ref.task),
         from.session,

@@ -1,4 +1,5 @@
-//! What the body of a frame means for its attempt: the event that it is, and whether it proves that the processes are gone.
+//! Maps frame bodies to state machine events, and tells whether a body proves that the
+//! processes are gone.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::record::{InputKind, InputRecord, InputState, LifecyclePhase, OpenTool
 use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 
-/// None for what no attempt hears: words of a newer protocol, and words about the goal.
+/// The event of a body. `None` for bodies of a newer protocol and for goal reports, which are
+/// not machine events.
 pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Option<MachineEvent> {
     Some(match body {
         FrameBody::Accepted => MachineEvent::Accepted,
@@ -33,21 +35,21 @@ pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Op
             arguments,
             payload,
         } => {
-            let asked = input_record(input, InputKind::Permission, payload, &arguments, now);
-            let ruled = permission_rules::find_rule(&spec.permission_rules, &tool_name, &arguments);
-            let asked = InputRecord {
+            let record = input_record(input, InputKind::Permission, payload, &arguments, now);
+            let rule = permission_rules::find_rule(&spec.permission_rules, &tool_name, &arguments);
+            let record = InputRecord {
                 tool_name: Some(tool_name),
-                ..asked
+                ..record
             };
             MachineEvent::InputAsked(
-                Box::new(asked),
-                ruled.and_then(|said| RuleAnswer::from_rule(spec, said)),
+                Box::new(record),
+                rule.and_then(|rule| RuleAnswer::from_rule(spec, rule)),
             )
         }
         FrameBody::Question { input, payload } => {
-            let shown = Arc::clone(&payload);
-            let asked = input_record(input, InputKind::Question, payload, &shown, now);
-            MachineEvent::InputAsked(Box::new(asked), None)
+            let digested = Arc::clone(&payload);
+            let record = input_record(input, InputKind::Question, payload, &digested, now);
+            MachineEvent::InputAsked(Box::new(record), None)
         }
         FrameBody::InputWithdrawn { input } => MachineEvent::InputWithdrawn(input),
         FrameBody::InputReceived { input } => MachineEvent::InputReceived(input),
@@ -62,12 +64,12 @@ pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Op
             termination,
         },
         FrameBody::Receipt { termination } => MachineEvent::Receipt(termination),
-        // Words about the goal go another way.
+        // Goal reports are applied by `apply_goal_report`.
         FrameBody::Goal(_) | FrameBody::Unknown => return None,
     })
 }
 
-/// A result counts only with every file that the contract asks for.
+/// A completion counts only with every file that the contract requires.
 fn completion_event(completed: CompletedBody, spec: &TaskSpec) -> MachineEvent {
     if completion_contract::judge_found(spec, &completed.artifacts).is_empty() {
         MachineEvent::Completed(completed)
@@ -76,7 +78,7 @@ fn completion_event(completed: CompletedBody, spec: &TaskSpec) -> MachineEvent {
     }
 }
 
-/// Output before a result that the relay neither has nor knows to be gone.
+/// Whether output before the result is missing: neither stored nor recorded as cut.
 pub(crate) fn lacks_output(body: &FrameBody) -> bool {
     let missing = matches!(body, FrameBody::Completed(body) if body.output_missing > 0);
     missing && !mutant!(OutputGapTaken)
@@ -86,7 +88,7 @@ fn input_record(
     id: InputId,
     kind: InputKind,
     payload: Arc<[u8]>,
-    shown: &[u8],
+    digested: &[u8],
     asked: WallTime,
 ) -> InputRecord {
     InputRecord {
@@ -96,11 +98,11 @@ fn input_record(
         payload,
         tool_name: None,
         asked,
-        digest: Sha256::digest(shown).into(),
+        digest: Sha256::digest(digested).into(),
     }
 }
 
-/// Whether a body ends the attempt, and if so whether it proves that its processes are gone.
+/// Whether a body ends the attempt; if so, whether it proves that the processes are gone.
 pub(crate) fn proof_of_death(body: &FrameBody) -> Option<bool> {
     match body {
         FrameBody::Completed(body) => Some(body.termination.group_empty),
@@ -109,7 +111,7 @@ pub(crate) fn proof_of_death(body: &FrameBody) -> Option<bool> {
         FrameBody::Released { termination, .. } | FrameBody::Receipt { termination } => {
             Some(termination.group_empty)
         }
-        // Never started: nothing can be left.
+        // The attempt was never started, so no process can be left.
         FrameBody::Rejected { .. } => Some(true),
         FrameBody::Accepted
         | FrameBody::Started

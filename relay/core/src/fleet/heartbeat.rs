@@ -1,4 +1,5 @@
-//! Renewals: the only thing that keeps a lease alive, counted from their arrival. Also holds and stall credit.
+//! Lease renewal by heartbeats, lease extensions for planned restarts, and stall credit. Only a
+//! renewal keeps a lease alive; its time counts from the arrival at the relay.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use crate::io::session_input::{HeartbeatMessage, LeaseToken};
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::time::MonotonicTime;
 
-/// Heartbeats in which a confirmed attempt may be missing before it counts as missing from Hello.
+/// Heartbeats that may omit a confirmed attempt before it counts as missing on the daemon.
 const MAX_MISSED_HEARTBEATS: u8 = 2;
 
 impl Core {
@@ -25,11 +26,13 @@ impl Core {
         heartbeat: HeartbeatMessage,
         turn: &mut CoreTurn<'_>,
     ) {
-        let every = self.config.heartbeat_ms;
-        let Some(daemon) =
-            self.roster
-                .heartbeat(session, heartbeat.draining, every, turn.now.monotonic)
-        else {
+        let heartbeat_ms = self.config.heartbeat_ms;
+        let Some(daemon) = self.roster.heartbeat(
+            session,
+            heartbeat.draining,
+            heartbeat_ms,
+            turn.now.monotonic,
+        ) else {
             turn.effects
                 .metrics
                 .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
@@ -57,9 +60,10 @@ impl Core {
             heartbeat_ms,
             results,
         };
-        // A revocation must not be known before the end that it speaks of is durable.
+        // A revocation may be sent only when the end of the attempt is durable.
         let revokes = matches!(&message, DaemonMessage::HeartbeatAck { results, .. } if results.iter().any(is_revoked));
-        // That answer waits for the disk, so nobody can say when it should have been heard.
+        // A revoking answer waits for the commit, so its delivery time is unknown and the
+        // daemon's confirmation of it cannot be expected within two heartbeats.
         let seq = (!revokes).then_some(heartbeat.seq);
         self.roster
             .note_answer_sent(session, seq, heartbeat_ms, turn.now.monotonic);
@@ -74,7 +78,8 @@ impl Core {
         );
     }
 
-    /// Its stream is of no use: it gets no work from here on, and its attempts go on under their leases.
+    /// Closes a session that does not work. The daemon gets no new work on it; its attempts
+    /// continue under their leases.
     pub(crate) fn close_session(
         &mut self,
         session: SessionId,
@@ -88,7 +93,8 @@ impl Core {
         );
     }
 
-    /// A daemon that restarts on purpose asks for more time; the grant is stored before it is told.
+    /// Extends leases for a daemon that restarts on purpose. The extension is stored before it
+    /// is acknowledged.
     pub(crate) fn extend_leases(
         &mut self,
         session: SessionId,
@@ -113,11 +119,11 @@ impl Core {
         &mut self,
         daemon: DaemonId,
         attempts: Vec<(AttemptId, LeaseToken)>,
-        hold_ms: Option<u64>,
+        extension_ms: Option<u64>,
         turn: &mut CoreTurn<'_>,
     ) -> Vec<(AttemptId, LeaseRenewal)> {
         let renew = |(attempt, token): (AttemptId, LeaseToken)| {
-            let renewal = match self.renew_lease(daemon, attempt, &token, hold_ms, turn) {
+            let renewal = match self.renew_lease(daemon, attempt, &token, extension_ms, turn) {
                 Ok(granted_ms) => {
                     let expires_at = wall_time_at(turn.now.monotonic + granted_ms, turn.now);
                     LeaseRenewal::Renewed {
@@ -137,7 +143,7 @@ impl Core {
         daemon: DaemonId,
         attempt: AttemptId,
         token: &LeaseToken,
-        hold_ms: Option<u64>,
+        extension_ms: Option<u64>,
         turn: &mut CoreTurn<'_>,
     ) -> Result<u64, Rejection> {
         let now = turn.now.monotonic;
@@ -156,20 +162,21 @@ impl Core {
             self.apply_to_attempt(attempt, MachineEvent::TimerExpired(TimerKey::Lease), turn);
             return Err(Rejection::LeaseExpired);
         }
-        let granted_ms = hold_ms.unwrap_or(live.spec.lease_ttl_ms);
+        let granted_ms = extension_ms.unwrap_or(live.spec.lease_ttl_ms);
         live.renew_lease(now + granted_ms, &self.config, now);
         if mutant!(HeartbeatFeedsIdle) {
             let limits = LiveTask::timer_limits(&live.spec, &self.config);
             live.timers
                 .on_fact(&TimerFact::Output { tool: None }, now, &limits);
         }
-        if hold_ms.is_some() && !mutant!(HoldNotStored) {
+        if extension_ms.is_some() && !mutant!(HoldNotStored) {
             self.store_extension(attempt, granted_ms, turn);
         }
         Ok(granted_ms)
     }
 
-    /// Boot and the successor rule count with the largest grant, so it must be durable before it is used.
+    /// Stores the largest granted time. Boot and the successor rule use it, so it must be
+    /// durable before the daemon relies on it.
     fn store_extension(&mut self, attempt: AttemptId, granted_ms: u64, turn: &mut CoreTurn<'_>) {
         let Some(task) = self.leased_attempts.get(&attempt) else {
             return;
@@ -206,7 +213,8 @@ impl Core {
         }
     }
 
-    /// The loop was away: daemons renewed in time, and the relay was not there to hear it.
+    /// Extends leases after the relay's loop stalled: daemons may have sent renewals in time
+    /// that the relay could not process.
     pub(crate) fn credit_stall(&mut self, turn: &mut CoreTurn<'_>) {
         let away_ms = turn.now.monotonic.since(self.last_turn_at);
         if away_ms <= self.config.stall_ms
@@ -246,7 +254,7 @@ impl Core {
         }
     }
 
-    /// Agents have no stream that could be seen; their calls waited in the same line.
+    /// Credits agents that hold leases. Their calls waited in the same queue during the stall.
     fn credit_agents(&mut self, now: MonotonicTime) {
         for task in self.leased_attempts.values() {
             if let Some(live) = self.tasks.get_mut(task)
@@ -259,13 +267,13 @@ impl Core {
     }
 }
 
-/// How often an agent that holds its lease itself is told to renew it.
+/// The renewal interval for an agent that holds a lease.
 pub(crate) fn agent_renewal_ms(ttl_ms: u64) -> u64 {
     ttl_ms / 3
 }
 
-/// Whether this heartbeat was the last that may leave a confirmed attempt out. One that was on its way when the
-/// confirmation was sent does not count.
+/// Counts a heartbeat that omits a confirmed attempt; true if it was one too many. A heartbeat
+/// that was already under way when the confirmation was sent does not count.
 fn count_missed_heartbeat(live: &mut LiveTask, now: MonotonicTime, heartbeat_ms: u64) -> bool {
     if live
         .confirmed_at
@@ -277,8 +285,8 @@ fn count_missed_heartbeat(live: &mut LiveTask, now: MonotonicTime, heartbeat_ms:
     live.missed_heartbeats >= MAX_MISSED_HEARTBEATS
 }
 
-/// The lease lasts at least `wanted_ms` from now. Between two renewals this adds up to one ttl at most: a dead daemon
-/// is not kept alive by a relay that keeps stalling.
+/// Makes the lease last at least `wanted_ms` from now. The credit between two renewals is at
+/// most one TTL, so a dead daemon's lease still expires while the relay keeps stalling.
 fn credit_lease(
     live: &mut LiveTask,
     wanted_ms: u64,

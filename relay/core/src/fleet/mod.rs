@@ -1,6 +1,7 @@
-//! The daemons: registry of stored records, roster of live state (sessions, slots, health), Hello and settlement, heartbeats and lease renewal, frames.
-//! All fencing checks of daemon frames are in frame.
-//! It does not place tasks (schedule/) and does not decide what a frame's event means (attempt/machine).
+//! Daemons: registry of stored records, roster of live state (sessions, slots, health), Hello
+//! and settlement, heartbeats and lease renewal, frames. All fencing checks of daemon frames
+//! are in `frame`. This folder does not place tasks (schedule/) and does not decide what a
+//! frame's event means (attempt/machine).
 
 pub(crate) mod daemon_registry;
 pub(crate) mod frame;

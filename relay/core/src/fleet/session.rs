@@ -1,7 +1,9 @@
-//! A daemon's stream: Hello and the settlement of every attempt that either side knows of.
+//! Daemon sessions: Hello and the settlement of every attempt that the daemon or the relay
+//! lists.
 //!
-//! Listed and leased: it goes on. Listed and over: its end is still wanted, or it is killed. Leased and not listed:
-//! it is lost. A changed boot id proves that everything of before is dead.
+//! Listed and leased: the attempt continues. Listed and ended: its final frames are adopted, or
+//! it is killed. Leased and not listed: it is lost. A changed boot id proves that all earlier
+//! processes of the machine are gone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +36,8 @@ impl Core {
     ) {
         let daemon = hello.daemon;
         if self.roster.is_overtaken(daemon, session) && !mutant!(OvertakenHelloHeard) {
-            // Read late, after the Hello of a newer stream: it would take a boot of the past for a new one.
+            // This Hello was processed after that of a newer stream. Its older boot id would
+            // look like a reboot.
             let code = Rejection::Superseded;
             turn.effects.metrics.push(CoreMetric::FrameRejected(code));
             return push_close_session(session, CloseReason::Replaced, turn);
@@ -43,17 +46,17 @@ impl Core {
             return push_close_session(session, CloseReason::TooManyDaemons, turn);
         }
         let active = std::mem::take(&mut hello.active);
-        let heard = self
+        let last_received_at = self
             .roster
             .get(daemon)
-            .and_then(|known| known.presence.last_heard());
-        let greeting = self.roster.apply_hello(
+            .and_then(|known| known.presence.last_received_at());
+        let outcome = self.roster.apply_hello(
             session,
             &hello,
             self.config.heartbeat_ms,
             turn.now.monotonic,
         );
-        match greeting.succession {
+        match outcome.succession {
             SessionSuccession::First => {}
             SessionSuccession::Replaced(old) => {
                 push_close_session(old, CloseReason::Replaced, turn)
@@ -63,21 +66,23 @@ impl Core {
             }
         }
         self.store_daemon(&hello, turn);
-        let superseded = matches!(greeting.succession, SessionSuccession::Superseded(_));
+        let superseded = matches!(outcome.succession, SessionSuccession::Superseded(_));
         let alive_ms = 2 * self.config.heartbeat_ms;
-        if superseded && heard.is_some_and(|at| turn.now.monotonic.since(at) < alive_ms) {
-            // A machine that was heard just now has not booted since: it was cloned, or its data was.
+        if superseded && last_received_at.is_some_and(|at| turn.now.monotonic.since(at) < alive_ms)
+        {
+            // A machine that sent data just now cannot have rebooted since: the machine or its
+            // data directory was cloned.
             self.fences.replace_boot_id(daemon, &hello.boot_id);
         }
         if !mutant!(BootIdIgnored) {
             self.lose_rebooted_attempts(&hello, &active, turn);
         }
-        let mut going_on = Vec::new();
+        let mut kept_tasks = Vec::new();
         let settlements = active.into_iter().map(|active| {
             let (attempt, task) = (active.frame_ref.attempt, active.frame_ref.task);
             let verdict = self.settle_attempt(session, &hello, active, turn);
             match verdict {
-                SettlementVerdict::Keep { .. } => going_on.push(task),
+                SettlementVerdict::Keep { .. } => kept_tasks.push(task),
                 SettlementVerdict::Adopt { .. } => self.roster.await_final_frames(daemon, attempt),
                 SettlementVerdict::Kill { .. } => {}
             }
@@ -99,22 +104,23 @@ impl Core {
             },
         );
         self.send_drain_state(&hello, session, turn);
-        for task in going_on {
+        for task in kept_tasks {
             self.resend_pending_messages(task, session, turn);
         }
     }
 
-    /// Whatever it holds and does not go on with is lost: not listed, or listed without the right to it.
+    /// Ends as lost every held attempt that does not continue: not listed, or listed without a
+    /// valid claim.
     fn lose_missing_attempts(
         &mut self,
         daemon: DaemonId,
         settlements: &[AttemptSettlement],
         turn: &mut CoreTurn<'_>,
     ) {
-        let goes_on = |settled: &&AttemptSettlement| {
+        let is_kept = |settled: &&AttemptSettlement| {
             !matches!(settled.verdict, SettlementVerdict::Kill { .. })
         };
-        let settled = settlements.iter().filter(goes_on);
+        let settled = settlements.iter().filter(is_kept);
         let kept: BTreeSet<AttemptId> = settled.map(|settled| settled.attempt).collect();
         let held = self.roster.get(daemon).map(|daemon| &daemon.held_attempts);
         let missing: Vec<AttemptId> = held
@@ -125,7 +131,8 @@ impl Core {
         }
     }
 
-    /// The shell has read the finished tasks before; only a task that ended since then is read here.
+    /// Looks up listed tasks that ended after the shell's lookup. The shell has loaded the
+    /// other finished tasks already.
     pub(crate) fn look_up_ended_tasks(&self, hello: &mut DaemonHello, store: &dyn StoredTasks) {
         for active in &mut hello.active {
             let open = matches!(active.lookup, TaskLookup::Open);
@@ -142,7 +149,8 @@ impl Core {
         }
     }
 
-    /// What an operator said while it was away, and what it still believes though it was taken back.
+    /// Sends the drain state: a drain that was set while the daemon was disconnected, or the
+    /// end of a drain that the daemon still reports.
     fn send_drain_state(&self, hello: &DaemonHello, session: SessionId, turn: &mut CoreTurn<'_>) {
         let record = self.daemon_registry.get(hello.daemon);
         let drained = record.is_some_and(|record| record.drained.is_some());
@@ -156,7 +164,7 @@ impl Core {
         }
     }
 
-    /// Applies an event to a leased attempt, wherever it is.
+    /// Applies an event to a leased attempt, found by its id.
     pub(crate) fn apply_to_attempt(
         &mut self,
         attempt: AttemptId,
@@ -189,7 +197,7 @@ impl Core {
         }
     }
 
-    /// The shortest lease that it holds sets the pace.
+    /// The heartbeat interval of a daemon, set by the shortest lease that it holds.
     pub(crate) fn heartbeat_interval_ms(&self, daemon: DaemonId) -> u64 {
         let held = self
             .roster
@@ -226,7 +234,8 @@ impl Core {
         turn.push_change(RecordChange::PutDaemon(record));
     }
 
-    /// Whatever was leased to this machine under another boot is dead; a result that it had on disk still counts.
+    /// Ends every attempt that was leased to this machine under an earlier boot id. A finished
+    /// attempt whose result is still in the daemon's outbox is kept.
     fn lose_rebooted_attempts(
         &mut self,
         hello: &DaemonHello,
@@ -236,9 +245,8 @@ impl Core {
         let incarnation = self.config.incarnation;
         let finished = |attempt: AttemptId| {
             active.iter().any(|a| {
-                let heard =
-                    a.frame_ref.attempt == attempt && a.frame_ref.incarnation == incarnation;
-                heard && a.state == ActiveAttemptState::Finished
+                let same = a.frame_ref.attempt == attempt && a.frame_ref.incarnation == incarnation;
+                same && a.state == ActiveAttemptState::Finished
             })
         };
         for fence in self.fences.remove_rebooted(hello.daemon, &hello.boot_id) {
@@ -324,7 +332,8 @@ impl Core {
         self.restart_cleanup_timer(live, turn.now.monotonic);
         match (active.state, &active.proof) {
             (ActiveAttemptState::Running, Some(_)) => self.continue_attempt(live, turn),
-            // Nothing of it runs, so it need not be in a heartbeat while its last words are replayed.
+            // The attempt no longer runs, so heartbeats need not list it while its final frames
+            // are replayed.
             (ActiveAttemptState::Finished, _) => {
                 self.renew_full_lease(live, turn);
                 live.confirmed_at = None;
@@ -332,8 +341,8 @@ impl Core {
                     acked: live.ackable_seq,
                 }
             }
-            // It is in no heartbeat while its shim does not answer, and without proof nothing is renewed: the lease
-            // alone bounds it.
+            // Heartbeats do not list it while its shim does not answer, and without a token
+            // nothing is renewed: only the lease limits it.
             (ActiveAttemptState::Unreachable, _) | (ActiveAttemptState::Running, None) => {
                 live.confirmed_at = None;
                 SettlementVerdict::Keep {
@@ -344,7 +353,8 @@ impl Core {
         }
     }
 
-    /// It was ending by itself when the stream broke: what it has to say is replayed, and gets the full time again.
+    /// Restarts the cleanup timer of an attempt that was ending when the stream broke. Its
+    /// final frames are replayed and get the full time again.
     fn restart_cleanup_timer(&self, live: &mut LiveTask, now: MonotonicTime) {
         if live.newest_attempt().state == (AttemptState::CleaningUp { pending: None }) {
             let limits = LiveTask::timer_limits(&live.spec, &self.config);
@@ -377,7 +387,8 @@ impl Core {
         live.renew_lease(until, &self.config, turn.now.monotonic);
     }
 
-    /// What the daemon may have missed: that it should stop, and answers that it has not confirmed.
+    /// Sends again what the daemon may have missed: a cancel, and answers that it has not
+    /// confirmed.
     fn resend_pending_messages(
         &mut self,
         task: TaskId,
@@ -406,7 +417,8 @@ impl Core {
     }
 }
 
-/// Its end is wanted if it has one to tell: adopted, or kept as evidence. What still runs is killed.
+/// The verdict on an ended attempt. If it finished, its final frames are adopted, as the result
+/// or as evidence. If it still runs, it is killed.
 fn settle_ended_attempt(live: &LiveTask, active: &ActiveAttempt) -> SettlementVerdict {
     let attempt = live.record().attempt(active.frame_ref.attempt);
     let acked = attempt.map_or(0, |attempt| attempt.control_seq);
@@ -424,7 +436,8 @@ fn settle_ended_attempt(live: &LiveTask, active: &ActiveAttempt) -> SettlementVe
     }
 }
 
-/// Of what is not this daemon's nothing is wanted, a receipt neither.
+/// The verdict on an attempt that does not belong to this daemon. Not even its receipt is
+/// requested.
 fn kill_unknown(code: Rejection) -> SettlementVerdict {
     SettlementVerdict::Kill { code, acked: None }
 }

@@ -1,4 +1,4 @@
-//! One attempt as stored: its state with the data that belongs to it, its lease, what it reached and how it ended.
+//! The stored record of an attempt: its state, lease, progress and end.
 
 use std::sync::Arc;
 
@@ -16,58 +16,62 @@ use crate::time::WallTime;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptRecord {
     pub id: AttemptId,
-    /// From 1, rising by one within the task.
+    /// Counts from 1 without gaps within the task.
     pub number: u32,
     pub state: AttemptState,
-    /// Set by the offer and kept after the end, so that late frames can be judged.
+    /// Set by the offer and retained after the end, so that late frames can be checked.
     pub holder: Option<LeaseHolder>,
     pub lease: Option<LeaseRecord>,
     pub phase: Option<LifecyclePhase>,
-    /// The furthest once-phase seen or implied.
+    /// The furthest one-time phase reported or implied.
     pub furthest_phase: Option<LifecyclePhase>,
     pub retry_safe: bool,
-    /// `Some(false)` only from the worker's receipt: frames are missing precisely when leases expire.
+    /// `Some(false)` only from the worker's receipt: when a lease expires, frames are often
+    /// missing, so their absence proves nothing.
     pub prompt_written: Option<bool>,
     pub open_tools: Vec<OpenTool>,
     pub inputs: Vec<InputRecord>,
-    /// The newest control frame applied; replays up to here are dropped and acknowledged again.
+    /// Number of the newest control frame applied. Replays up to it are dropped and
+    /// acknowledged again.
     pub control_seq: u64,
-    /// Number of the newest completion that was refused for want of files, so that whoever did not hear it can be told again.
+    /// Number of the newest completion refused because of missing files. The refusal is sent
+    /// again if the holder repeats that frame.
     pub refused_completion_seq: Option<u64>,
-    /// End of the output known to be stored, in bytes.
+    /// End of the stored output, in bytes.
     pub output_end: u64,
-    /// Named by the terminal frame.
+    /// End of the output as reported by the terminal frame.
     pub final_offset: Option<u64>,
     pub stage_times: StageTimes,
-    /// Used-up time of its timers when this was written.
+    /// Consumed time of its timers at the time of this write.
     pub budgets: Vec<TimerBudget>,
-    /// The relay's uptime when `budgets` was written: what passed since is used up too. While it is queued, the
-    /// uptime in which it was neither paused nor held; once it has ended, the uptime of its end.
+    /// Uptime of the relay when `budgets` was written; the time since then is consumed too. For
+    /// a queued attempt, only uptime without pause or suspension counts. For an ended attempt,
+    /// the uptime at its end.
     pub budgets_at_ms: u64,
     pub usage: TokenUsage,
     pub agent_session_id: Option<Arc<str>>,
-    /// It begins a conversation anew, because the one before it could not be resumed.
+    /// It begins a new conversation because the previous one could not be resumed.
     pub fresh_conversation: bool,
     pub result: Option<Arc<[u8]>>,
-    /// What was seen with the newest completion, also a refused one.
+    /// Evidence of the newest completion, even a refused one.
     pub artifacts: Vec<ArtifactEvidence>,
-    /// Where it ran and what it left there, as far as its daemon has said.
+    /// The daemon's report of the workspace, as far as it has arrived.
     pub workspace: Option<Box<WorkspaceReport>>,
-    /// A terminal frame that came too late was kept as evidence (one is enough).
+    /// A terminal frame that arrived too late was recorded as evidence; one is enough.
     pub has_late_terminal: bool,
-    /// A person asked for it; a late result of its predecessor may not undo that.
+    /// A person requested this attempt. A late result of its predecessor must not undo that.
     pub requested_by_person: bool,
     pub previous: Option<AttemptId>,
     pub successor: Option<AttemptId>,
-    /// Who sent the task on from here, where it waited for a person.
+    /// Who resumed the task after this attempt had waited for a person.
     pub handed_off_to: Option<Arc<str>>,
-    /// What a person had to say when it was made.
+    /// The instructions of the person who resumed the task.
     pub resume: Option<Box<ResumeInstructions>>,
     pub span_id: [u8; 8],
 }
 
 impl AttemptRecord {
-    /// A new one that waits for a daemon.
+    /// A new attempt that waits for a daemon.
     pub(crate) fn queued(id: AttemptId, number: u32, span_id: [u8; 8], at: WallTime) -> Self {
         Self {
             id,
@@ -107,7 +111,7 @@ impl AttemptRecord {
         }
     }
 
-    /// The daemon that runs or ran it.
+    /// The daemon that holds or held its lease.
     pub fn daemon_holder(&self) -> Option<&DaemonHolder> {
         match self.holder.as_ref()? {
             LeaseHolder::Daemon(daemon) => Some(daemon),
@@ -115,7 +119,7 @@ impl AttemptRecord {
         }
     }
 
-    /// The agent that holds or held its lease itself.
+    /// The agent that holds or held its lease without a daemon.
     pub fn agent_holder(&self) -> Option<&AgentHolder> {
         match self.holder.as_ref()? {
             LeaseHolder::Daemon(_) => None,
@@ -125,8 +129,9 @@ impl AttemptRecord {
 }
 
 impl AttemptRecord {
-    /// Control frames up to here may be acknowledged. A refused completion may not while it is the newest: it would count as
-    /// told, and its holder might never hear that it was refused.
+    /// Control frames up to this number may be acknowledged. A refused completion that is the
+    /// newest frame is excluded: once it is acknowledged, the holder might never learn of the
+    /// refusal.
     pub(crate) fn ackable_seq(&self) -> u64 {
         let refused =
             self.refused_completion_seq == Some(self.control_seq) && !mutant!(RefusalForgotten);
@@ -134,7 +139,8 @@ impl AttemptRecord {
     }
 }
 
-/// The machine's state. Seventeen by name (`AttemptState`): the seven ends share one variant.
+/// The state of an attempt. It has seventeen names (`AttemptStateKind`), because the seven ends
+/// share one variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttemptState {
     Queued,
@@ -145,7 +151,8 @@ pub enum AttemptState {
     Streaming,
     ToolRunning,
     WaitingInput,
-    /// The processes are being ended. `pending` is what it will end as; none when the daemon began on its own.
+    /// The processes are being ended. `pending` is the end that will be recorded; absent when
+    /// the daemon began cleanup on its own.
     CleaningUp {
         pending: Option<PendingEnd>,
     },
@@ -170,7 +177,7 @@ impl AttemptState {
         }
     }
 
-    /// What is known of the death of its processes; nothing while somebody holds it.
+    /// Whether its processes are known to be dead; absent while it is leased.
     pub fn receipt(&self) -> Option<TerminationReceipt> {
         match self {
             AttemptState::Queued => Some(TerminationReceipt::NotNeeded),
@@ -187,7 +194,7 @@ impl AttemptState {
         }
     }
 
-    /// Whether somebody holds a lease for it.
+    /// Whether it has a lease.
     pub fn is_leased(&self) -> bool {
         match self {
             AttemptState::Offered
@@ -211,7 +218,7 @@ impl AttemptState {
     }
 }
 
-/// The flat names, for display and lists.
+/// The names of all states, for display and lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum AttemptStateKind {
     Queued,
@@ -257,7 +264,7 @@ impl AttemptStateKind {
     }
 }
 
-/// Who has the lease.
+/// The holder of a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeaseHolder {
     Daemon(DaemonHolder),
@@ -273,7 +280,8 @@ impl LeaseHolder {
     }
 }
 
-/// A worker machine. The boot id is the kernel's: a change of it proves that every process of before is gone.
+/// The daemon of a worker machine. The boot id comes from the kernel: a different one proves
+/// that every earlier process is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonHolder {
     pub daemon: DaemonId,
@@ -285,31 +293,32 @@ pub struct DaemonHolder {
 /// An agent that works without a daemon and renews its lease itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentHolder {
-    /// Its credential: no other one may speak for the attempt.
+    /// Its credential; no other one may send calls for the attempt.
     pub token: TokenId,
     /// The credential's name.
     pub name: Arc<str>,
-    /// The life of the relay's data in which it was leased; its calls carry no reference that could tell.
+    /// The incarnation of the relay's data in which it was leased. Calls of an agent carry no
+    /// incarnation.
     pub incarnation: Incarnation,
-    /// The call that it was leased by, if that had an id.
+    /// The call that obtained the lease, if it had an id.
     pub granting_call: Option<CallFingerprint>,
-    /// Its newest calls that were obeyed and had an id, oldest first.
+    /// Its newest accepted calls that had an id, oldest first.
     pub answered_calls: Vec<AnsweredCall>,
 }
 
-/// What tells a call from every other one.
+/// Identifies a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallFingerprint {
     pub id: CallId,
-    /// SHA-256 of the call as it was sent, with its proof.
+    /// SHA-256 of the call as sent, including its proof.
     pub digest: [u8; 32],
 }
 
-/// A call that was obeyed. Its answer may have been lost, so it may come again.
+/// An accepted call. Its reply may have been lost, so it may be sent again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnsweredCall {
     pub fingerprint: CallFingerprint,
-    /// The number of the checkpoint that it wrote.
+    /// Number of the checkpoint that the call wrote.
     pub checkpoint: Option<u64>,
 }
 
@@ -318,14 +327,14 @@ pub struct LeaseRecord {
     /// SHA-256 of the token; the token itself is never stored.
     pub token_hash: [u8; 32],
     pub ttl_ms: u64,
-    /// The largest grant outstanding; boot and the successor rule count with this.
+    /// The largest outstanding grant; boots and fences use it.
     pub granted_ms: u64,
     pub renewals: u64,
     /// LeaseConfirmed was decided, so a process may exist.
     pub confirmed: bool,
 }
 
-/// What an attempt that is being ended will end as; the first one stays.
+/// The end that an attempt in cleanup will get. The first one set stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PendingEnd {
     Deadline {
@@ -336,16 +345,16 @@ pub enum PendingEnd {
     Cancel {
         operator: bool,
     },
-    /// A timed out input of a task that parks instead of failing.
+    /// An input timed out, and the task parks instead of failing.
     Park,
-    /// The daemon ends it for a deadline that it has seen pass, and has not said how it ended. Nothing is decided by it but
-    /// what it ends as without a word.
+    /// The daemon ends it because of an expired deadline and has not reported the result. It
+    /// only decides the end if no result is reported.
     DaemonDeadline {
         timer: TimerKind,
     },
 }
 
-/// A parked attempt has no lease and no timer; it is listed with its age.
+/// A parked attempt has no lease and no timer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParkedState {
     pub cause: ParkCause,
@@ -362,7 +371,7 @@ pub enum ParkCause {
 }
 
 impl ParkCause {
-    /// The same as a fact about the task.
+    /// The corresponding cause for the task.
     pub fn attention_cause(self) -> AttentionCause {
         match self {
             ParkCause::Starved => AttentionCause::Starved,
@@ -379,7 +388,7 @@ pub struct OpenTool {
     pub name: Arc<str>,
 }
 
-/// When each stage began, on the relay's wall clock; for display and spans.
+/// When each stage began, by the relay's wall clock; for display and spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageTimes {
     pub queued: Option<WallTime>,
@@ -396,7 +405,7 @@ pub struct StageTimes {
 }
 
 impl StageTimes {
-    /// Notes when a once-phase was reached; the others have no stage of their own.
+    /// Records when a one-time phase was reached; the other phases have no stage.
     pub(crate) fn record_phase(&mut self, phase: LifecyclePhase, at: WallTime) {
         let stage = match phase {
             LifecyclePhase::Started => &mut self.started,
@@ -428,13 +437,13 @@ impl StageTimes {
     }
 }
 
-/// How much of one timer's limit is used up.
+/// The consumed part of the limit of one timer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerBudget {
     pub timer: TimerKind,
-    /// For the timers that exist once per tool call.
+    /// Set for timers that exist per tool call.
     pub tool: Option<Arc<str>>,
-    /// For the timers that exist once per input.
+    /// Set for timers that exist per input.
     pub input: Option<InputId>,
     pub limit_ms: u64,
     pub consumed_ms: u64,
@@ -447,12 +456,12 @@ pub struct TokenUsage {
     pub output_tokens: u64,
     pub cache_read_tokens: u64,
     pub cache_write_tokens: u64,
-    /// A decimal number as the agent gave it.
+    /// A decimal number as reported by the agent.
     pub cost_usd: Option<Arc<str>>,
     pub duration_ms: u64,
 }
 
-/// The daemon's words about the directory that an attempt ran in: at its start, then at its end.
+/// The daemon's report about the workspace of an attempt, sent at its start and at its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceReport {
     pub path: Arc<str>,
@@ -460,24 +469,25 @@ pub struct WorkspaceReport {
     pub base_commit: Option<Arc<str>>,
     pub branch: Option<Arc<str>>,
     pub head_commit: Option<Arc<str>>,
-    /// Of uncommitted changes; none where there are none.
+    /// Digest of uncommitted changes; absent if there are none.
     pub dirty_digest: Option<Arc<str>>,
     pub changed_files: u64,
-    /// The directory is still there.
+    /// The directory still exists.
     pub is_retained: bool,
 }
 
 /// The daemon's evidence about one required file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactEvidence {
-    /// Which file of the contract, from 0: the specification has its path.
+    /// Index of the file in the contract, from 0. The spec contains its path.
     pub contract_index: u8,
     pub exists: bool,
     pub is_file: bool,
     pub size: u64,
     pub sha256: Option<Arc<str>>,
     pub modified: Option<WallTime>,
-    /// Where links inside the root led; none where that is the path itself.
+    /// The resolved path if links inside the root were followed; absent if it is the path
+    /// itself.
     pub resolved: Option<Arc<str>>,
     /// Why it was refused or could not be read.
     pub problem: Option<Arc<str>>,

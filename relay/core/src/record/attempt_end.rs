@@ -1,4 +1,5 @@
-//! How an attempt ended, as stored: what, why, by whom, and whether the death of its processes is known.
+//! The stored end of an attempt: its kind, cause and author, and whether its processes are
+//! known to be dead.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use super::failure_code::{FailureCode, RejectCode};
 use super::timeline::LifecyclePhase;
 use crate::time::WallTime;
 
-/// The terminal record: written once, then never changed but for the two named exceptions.
+/// The end of an attempt. Written once; only late evidence (`receipt`) and an adopted late
+/// result change it afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
     pub state: EndState,
@@ -18,25 +20,25 @@ pub struct AttemptEnd {
     pub message: Option<Arc<str>>,
     pub user_message: Option<Arc<str>>,
     pub ended_by: EndedBy,
-    /// The last phase seen when its end was decided.
+    /// The last phase reported before the end was decided.
     pub cause_phase: Option<LifecyclePhase>,
     pub exit: Option<ProcessExitStatus>,
     pub receipt: TerminationReceipt,
     pub killed_after_result: bool,
     pub is_adopted_late: bool,
-    /// The daemon's words about its cleanup.
+    /// The daemon's report about its cleanup.
     pub cleanup: Option<Arc<str>>,
     pub at: WallTime,
 }
 
 impl AttemptEnd {
-    /// A daemon refused it because of its own machine or of a workspace that is in use, which says nothing about the
-    /// task.
+    /// Whether a daemon refused it because of its own machine or a workspace in use, so that
+    /// the refusal does not count against the task.
     pub fn is_uncounted_refusal(&self) -> bool {
         self.reject_code().is_some_and(|code| code.is_uncounted())
     }
 
-    /// Why a daemon would not take it.
+    /// The code with which a daemon rejected the offer.
     pub(crate) fn reject_code(&self) -> Option<RejectCode> {
         let code = self.failure_code.as_ref().map(FailureCode::as_str)?;
         (self.state == EndState::Released).then(|| RejectCode::parse(code))
@@ -74,7 +76,7 @@ pub enum EndedBy {
     Relay,
     Operator,
     Client,
-    /// Held the lease itself.
+    /// An agent that held the lease itself.
     Agent,
 }
 
@@ -96,12 +98,12 @@ pub enum ProcessExitStatus {
     Signal(i32),
 }
 
-/// Whether the death of its processes is known.
+/// Whether the processes are known to be dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TerminationReceipt {
     /// No process was ever allowed to start.
     NotNeeded,
-    /// The worker says that the group is empty, or its machine rebooted since.
+    /// The worker reported an empty process group, or its machine has rebooted since.
     Confirmed,
     Unconfirmed,
 }

@@ -1,4 +1,5 @@
-//! What operators did, as stored: beside the events of a task, for pauses that concern more than one task, and for daemons.
+//! Stored operator actions: on tasks (beside their events), on the dispatch of many tasks
+//! (pauses), and on daemons.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use super::attempt::AttemptStateKind;
 use crate::ids::{DaemonId, TenantScope};
 use crate::time::WallTime;
 
-/// One verb on one task: who, and what it found and left. The task's state after it and the reason are the event's own.
+/// One operator action on one task: who did it, and the states before and after. The task state
+/// after it and the reason are in the event itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorAudit {
     pub operation: AuditedOperation,
@@ -25,16 +27,16 @@ pub enum AuditedOperation {
     ForceRelease,
     ForceFail,
     Retry,
-    /// By hand; the contract was met or there was none.
+    /// Completed by an operator; the contract was met or there was none.
     Complete,
-    /// By hand, and the contract was not looked at.
+    /// Completed by an operator without checking the contract.
     CompleteOverridden,
     Pause,
     Unpause,
 }
 
 impl AuditedOperation {
-    /// The stable name on every surface.
+    /// The stable name in every interface.
     pub fn as_str(self) -> &'static str {
         match self {
             AuditedOperation::ForceRelease => "force_release",
@@ -48,7 +50,7 @@ impl AuditedOperation {
     }
 }
 
-/// A pause of dispatching, or its end: the audit of what is no task's.
+/// The audit of a pause of dispatch, or of its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseChange {
     pub scope: TenantScope,
@@ -58,24 +60,25 @@ pub struct PauseChange {
     pub at: WallTime,
 }
 
-/// The newest of what operators did to daemons, oldest first. What was forgotten is kept apart.
+/// The newest operator actions on daemons, oldest first. Forgotten daemons have a record of
+/// their own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonChangesRecord {
     pub changes: Vec<DaemonChange>,
 }
 
 impl DaemonChangesRecord {
-    /// The newest are kept; the record is written whole.
+    /// Limit on retained entries; the record is written whole.
     const MAX_CHANGES: usize = 128;
 
     pub(crate) fn record_change(&mut self, change: DaemonChange) {
-        let over = (self.changes.len() + 1).saturating_sub(Self::MAX_CHANGES);
-        self.changes.drain(..over);
+        let excess = (self.changes.len() + 1).saturating_sub(Self::MAX_CHANGES);
+        self.changes.drain(..excess);
         self.changes.push(change);
     }
 }
 
-/// One verb on one daemon: who and why, and what it found and left.
+/// One operator action on one daemon: who and why, and the condition before and after.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonChange {
     pub daemon: DaemonId,
@@ -97,7 +100,7 @@ pub enum DaemonOperation {
     Disconnect,
 }
 
-/// How a daemon stands where operators can change it.
+/// The properties of a daemon that operators can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DaemonCondition {
     pub drained: bool,

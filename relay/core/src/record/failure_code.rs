@@ -1,5 +1,6 @@
-//! The stable machine codes of ends and refusals. A code is never renamed; a daemon's unknown one is kept as sent.
-//! Stored as text, so that a code that becomes known later means the same in records of before.
+//! The stable machine codes of ends and refusals. A code is never renamed; an unknown code of a
+//! daemon is stored as sent. Codes are stored as text, so that a code registered later has the
+//! same meaning in older records.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ macro_rules! codes {
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name {
             $($variant,)*
-            /// Not in this registry; kept as sent.
+            /// Not in this registry; stored as sent.
             Other(Arc<str>),
         }
 
@@ -26,7 +27,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Never fails: what is not registered becomes `Other`.
+            /// Never fails: an unregistered code becomes `Other`.
             pub fn parse(text: &str) -> Self {
                 match text {
                     $($text => Self::$variant,)*
@@ -86,7 +87,8 @@ codes! {
 }
 
 codes! {
-    /// Why a daemon would not take an offer. Each counts as a receipt: nothing was started.
+    /// Why a daemon rejected an offer. Each code is also a termination receipt: nothing was
+    /// started.
     RejectCode {
         AtCapacity = "at_capacity",
         LowMemory = "low_memory",
@@ -103,12 +105,13 @@ codes! {
 }
 
 impl RejectCode {
-    /// Whether it says nothing about the task: the offer does not count, and the task waits on as if there had been none.
+    /// Whether the reason is not the task. The offer is not counted, and the task waits as if
+    /// there had been none.
     pub fn is_uncounted(&self) -> bool {
         self.concerns_machine() || *self == Self::WorkspaceBusy
     }
 
-    /// Whether it speaks of the task: wherever it is offered, it cannot be run as it was submitted.
+    /// Whether the reason is the task itself: no daemon can run it as submitted.
     pub fn concerns_task(&self) -> bool {
         match self {
             Self::UnsupportedOption => true,
@@ -126,8 +129,8 @@ impl RejectCode {
         }
     }
 
-    /// Whether it speaks of the machine as it is now and not of the task: any other task would be refused as well, and
-    /// this one may be taken later.
+    /// Whether the reason is the current state of the machine: it would refuse any other task
+    /// too, and may take this one later.
     pub fn concerns_machine(&self) -> bool {
         match self {
             Self::AtCapacity | Self::LowMemory | Self::Draining | Self::DiskFull => true,

@@ -1,4 +1,5 @@
-//! The small records beside tasks: daemons, the scheduler's pause, fences that outlive their task, idempotency keys.
+//! The small records beside tasks: daemons, the scheduler's pause, fences that outlive their
+//! task, idempotency keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +10,13 @@ use super::attempt::LeaseHolder;
 use crate::ids::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::time::WallTime;
 
-/// A daemon as last seen; kept so that a drain survives a restart and a list shows who is away.
+/// A daemon as last seen. Stored so that a drain survives a restart and lists show absent
+/// daemons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonRecord {
     pub daemon: DaemonId,
     pub scope: TenantScope,
-    /// The credential that it came with; its id is bound to it.
+    /// The credential that the daemon id is bound to.
     pub token: TokenId,
     pub name: Arc<str>,
     pub version: Arc<str>,
@@ -26,13 +28,13 @@ pub struct DaemonRecord {
     pub agents: Vec<AgentRecord>,
     /// Names of its workspace roots.
     pub workspaces: Vec<String>,
-    /// Set by an operator; the daemon gets no new attempt until it is lifted.
+    /// Set by an operator. The daemon gets no new attempt until the drain is lifted.
     pub drained: Option<DrainMark>,
     pub first_seen: WallTime,
     pub last_seen: WallTime,
 }
 
-/// What a daemon runs on, for display.
+/// The platform of a daemon, for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonPlatform {
     pub os: Arc<str>,
@@ -40,14 +42,14 @@ pub struct DaemonPlatform {
     pub protocol: u32,
 }
 
-/// One agent of a daemon, with what the daemon says of it.
+/// One agent of a daemon, as reported by the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRecord {
     pub name: String,
-    /// The adapter that drives it, as the protocol spells it.
+    /// The adapter that runs it, as spelled in the protocol.
     pub kind: String,
     pub version: String,
-    /// Why it cannot run; such a one is shown and gets no work.
+    /// Why it cannot run. An agent with a problem is shown but gets no work.
     pub problem: Option<String>,
 }
 
@@ -67,7 +69,7 @@ pub struct DrainMark {
     pub since: WallTime,
 }
 
-/// Daemons that operators had forgotten, oldest first: the audit of it.
+/// The audit of daemons forgotten by operators, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForgottenDaemonsRecord {
     pub daemons: Vec<ForgottenDaemon>,
@@ -85,12 +87,12 @@ pub struct ForgottenDaemon {
 }
 
 impl ForgottenDaemonsRecord {
-    /// The newest are kept; the record is written whole.
+    /// Limit on retained entries; the record is written whole.
     const MAX_FORGOTTEN: usize = 128;
 
     pub(crate) fn record_forgotten(&mut self, forgotten: ForgottenDaemon) {
-        let over = (self.daemons.len() + 1).saturating_sub(Self::MAX_FORGOTTEN);
-        self.daemons.drain(..over);
+        let excess = (self.daemons.len() + 1).saturating_sub(Self::MAX_FORGOTTEN);
+        self.daemons.drain(..excess);
         self.daemons.push(forgotten);
     }
 }
@@ -102,39 +104,42 @@ pub struct PauseMark {
     pub since: WallTime,
 }
 
-/// Whether the relay hands out work at all, and how long it has run.
+/// Whether the relay dispatches work, and how long it has run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerRecord {
     pub paused: Option<PauseMark>,
-    /// Sum of all runs of the relay, written at least every 30 s: with it every stored budget can be brought up to
-    /// date, so that one small write does for all tasks.
+    /// Uptime of all runs of the relay, written at least every 30 s. Every stored budget can be
+    /// updated from it, so that one small write serves all tasks.
     pub uptime_ms: u64,
-    /// Uptime that passed while paused, in all pauses that are over; queue budgets do not count it.
+    /// Uptime during all ended pauses; queue budgets do not count it.
     pub paused_ms: u64,
-    /// The uptime when the pause that stands began.
+    /// Uptime when the current pause began.
     pub paused_at_ms: Option<u64>,
-    /// What was held back after imports and accepted losses, oldest first; at most the newest still stands.
+    /// Suspensions after imports and accepted losses, oldest first. Only the newest can be
+    /// active.
     pub suspensions: Vec<InheritedSuspension>,
 }
 
-/// After an import or an accepted loss the relay does not know the newest grants, so the tasks that it inherited are
-/// not leased until the longest of those must be over, or an operator says that the old fleet is down.
+/// A suspension of inherited tasks. After an import or an accepted loss the newest grants are
+/// missing from the relay's records. The inherited tasks are not leased until the longest such
+/// grant must have expired, or an operator confirms that the old fleet is down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InheritedSuspension {
-    /// The newest task that is held; ids rise with time.
+    /// The newest task that is suspended; ids rise with time.
     pub last_task: TaskId,
     /// For display.
     pub since: WallTime,
-    /// The uptime at which it ends by itself: a restart during the hold must not forget it.
+    /// Uptime at which it ends automatically. Stored so that a restart does not end it early.
     pub until_uptime_ms: u64,
-    /// The queue clock when it began and when it ended: queue budgets of what was held do not count the time between.
+    /// The queue clock at its begin and end. Queue budgets of suspended tasks do not count the
+    /// time between.
     pub began_clock_ms: u64,
     pub ended_clock_ms: Option<u64>,
-    /// Whose word ended it, if not time.
+    /// The operator request that ended it, if it did not end by time.
     pub released: Option<SuspensionRelease>,
 }
 
-/// An operator's word that the old fleet is down; kept as the audit of it.
+/// An operator's statement that the old fleet is down; retained as audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuspensionRelease {
     pub by: Arc<str>,
@@ -151,7 +156,7 @@ impl InheritedSuspension {
         self.ended_clock_ms.is_none()
     }
 
-    /// How far the queue clock went while it stood.
+    /// Time on the queue clock during the suspension.
     fn suspended_ms(&self, clock_ms: u64) -> u64 {
         let until = self.ended_clock_ms.unwrap_or(clock_ms);
         until.saturating_sub(self.began_clock_ms)
@@ -159,94 +164,108 @@ impl InheritedSuspension {
 }
 
 impl SchedulerRecord {
-    /// The hold that stands, if one does.
+    /// The active suspension, if any.
     pub fn active_suspension(&self) -> Option<&InheritedSuspension> {
-        self.suspensions.last().filter(|hold| hold.is_active())
+        self.suspensions
+            .last()
+            .filter(|suspension| suspension.is_active())
     }
 
-    /// The newest id that a hold has used up, whether or not it still stands.
+    /// The newest task id covered by any suspension, active or not.
     pub fn newest_suspended_task(&self) -> Option<TaskId> {
-        self.suspensions.iter().map(|hold| hold.last_task).max()
+        self.suspensions
+            .iter()
+            .map(|suspension| suspension.last_task)
+            .max()
     }
 
-    /// The hold that keeps this task from being leased.
+    /// The active suspension that prevents this task from being leased.
     pub fn suspension_of(&self, task: TaskId) -> Option<&InheritedSuspension> {
         self.active_suspension()
-            .filter(|hold| hold.covers_task(task))
+            .filter(|suspension| suspension.covers_task(task))
     }
 
-    /// Begins a hold over every task up to this one; one that stands goes over into it and is not shortened.
+    /// Begins a suspension of every task up to this one. It replaces an active one and is not
+    /// shorter.
     pub(crate) fn begin_suspension(
         &mut self,
         upto: TaskId,
         since: WallTime,
         uptime_ms: u64,
-        hold_ms: u64,
+        suspend_ms: u64,
     ) {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        let standing_ms = self
+        let active_until_ms = self
             .active_suspension()
-            .map_or(0, |hold| hold.until_uptime_ms);
+            .map_or(0, |suspension| suspension.until_uptime_ms);
         self.end_suspension(uptime_ms, None);
         self.suspensions.push(InheritedSuspension {
             last_task: upto,
             since,
-            until_uptime_ms: standing_ms.max(uptime_ms.saturating_add(hold_ms)),
+            until_uptime_ms: active_until_ms.max(uptime_ms.saturating_add(suspend_ms)),
             began_clock_ms: clock_ms,
             ended_clock_ms: None,
             released: None,
         });
     }
 
-    /// Ends the hold that stands, by time or by an operator's word; false if none does.
+    /// Ends the active suspension, by time or by an operator's request; false if none is
+    /// active.
     pub(crate) fn end_suspension(
         &mut self,
         uptime_ms: u64,
         released: Option<SuspensionRelease>,
     ) -> bool {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        match self.suspensions.last_mut().filter(|hold| hold.is_active()) {
-            Some(hold) => {
-                hold.ended_clock_ms = Some(clock_ms);
-                hold.released = released;
+        match self
+            .suspensions
+            .last_mut()
+            .filter(|suspension| suspension.is_active())
+        {
+            Some(suspension) => {
+                suspension.ended_clock_ms = Some(clock_ms);
+                suspension.released = released;
                 true
             }
             None => false,
         }
     }
 
-    /// Holds that are over and concern none of these tasks are forgotten, but for the newest, which is the audit.
+    /// Drops ended suspensions that cover no open task. The newest stays as audit.
     pub(crate) fn prune_suspensions(&mut self, oldest: Option<TaskId>) {
         let newest = self.suspensions.len().saturating_sub(1);
-        let mut place = 0..;
-        self.suspensions.retain(|hold| {
-            let concerns = oldest.is_some_and(|task| hold.covers_task(task));
-            place.next() == Some(newest) || hold.is_active() || concerns
+        let mut index = 0..;
+        self.suspensions.retain(|suspension| {
+            let covers_open = oldest.is_some_and(|task| suspension.covers_task(task));
+            index.next() == Some(newest) || suspension.is_active() || covers_open
         });
     }
 
-    /// The clock that the queue budget of this task is counted by: it stands still while the task is held, too.
+    /// The clock for the queue budget of this task. It also stops while the task is suspended.
     pub(crate) fn queue_clock_of(&self, task: TaskId, uptime_ms: u64) -> u64 {
         let clock_ms = self.queue_clock_ms(uptime_ms);
-        let holds = self
+        let covering = self
             .suspensions
             .iter()
-            .filter(|hold| hold.covers_task(task));
-        let held_ms: u64 = holds.map(|hold| hold.suspended_ms(clock_ms)).sum();
-        clock_ms.saturating_sub(held_ms)
+            .filter(|suspension| suspension.covers_task(task));
+        let suspended_ms: u64 = covering
+            .map(|suspension| suspension.suspended_ms(clock_ms))
+            .sum();
+        clock_ms.saturating_sub(suspended_ms)
     }
 
-    /// Stands still while the scheduler is paused.
+    /// The queue clock, which stops while the scheduler is paused.
     pub(crate) fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
-        let standing = self
+        let current_ms = self
             .paused_at_ms
             .map_or(0, |since| uptime_ms.saturating_sub(since));
-        uptime_ms.saturating_sub(self.paused_ms.saturating_add(standing))
+        uptime_ms.saturating_sub(self.paused_ms.saturating_add(current_ms))
     }
 }
 
-/// The successor rule's memory: this attempt may still run, so nothing of its task or conversation is leased.
-/// Its own record, keyed by the attempt, because it outlives a task that ended.
+/// A stored fence: this attempt may still run, so nothing of its task or conversation is
+/// leased. It is a separate record, keyed by the attempt, because it outlives a task that
+/// ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FenceRecord {
     pub attempt: AttemptId,
@@ -254,19 +273,20 @@ pub struct FenceRecord {
     pub task: TaskId,
     pub conversation: Option<Arc<str>>,
     pub runner: PossibleRunner,
-    /// Largest grant plus grace: what a boot waits in full, for it does not know when the last renewal was.
+    /// Largest grant plus grace. A boot waits for all of it, because the time of the last
+    /// renewal is not stored.
     pub full_ms: u64,
 }
 
-/// Who may still be at work on an attempt that has ended.
+/// The machine or agent that may still work on an ended attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PossibleRunner {
     Machine {
         daemon: DaemonId,
-        /// When it was leased; another one in Hello lifts the fence.
+        /// Boot id when it was leased. A different one in Hello lifts the fence.
         boot_id: Arc<str>,
     },
-    /// Only time tells that it has stopped.
+    /// There is no proof that an agent has stopped; the fence ends only by time.
     Agent { name: Arc<str> },
 }
 
@@ -291,10 +311,10 @@ impl PossibleRunner {
     }
 }
 
-/// Which task a submission's key stands for.
+/// The task that belongs to an idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdempotencyRecord {
     pub task: TaskId,
-    /// Of the whole submission; the same key with another digest is a conflict.
+    /// Digest of the whole submission. The same key with another digest is a conflict.
     pub digest: [u8; 32],
 }

@@ -1,4 +1,4 @@
-//! Inputs as stored: what an agent asked a person, and what became of it.
+//! Stored inputs: the requests of agents to people, and their outcome.
 
 use std::sync::Arc;
 
@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::ids::InputId;
 use crate::time::WallTime;
 
-/// A permission request or a question; bound to its attempt, answered once.
+/// A permission request or a question. It belongs to one attempt and is answered once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputRecord {
     pub id: InputId,
     pub kind: InputKind,
     pub state: InputState,
-    /// Opaque to the relay: the tool's input, or the question with its options, as the daemon sent it.
-    /// Empty once it is closed.
+    /// Opaque to the relay: the tool input, or the question with its options, as sent by the
+    /// daemon. Empty once the input is closed.
     pub payload: Arc<[u8]>,
-    /// Which tool a permission is for.
+    /// The tool that a permission request is about.
     pub tool_name: Option<Arc<str>>,
     pub asked: WallTime,
-    /// SHA-256 of the tool's arguments, or of the question: an answer is bound to what was shown.
+    /// SHA-256 of the tool's arguments, or of the question. It binds an answer to what was
+    /// shown.
     pub digest: [u8; 32],
 }
 
@@ -32,20 +33,20 @@ pub enum InputKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InputState {
     Open,
-    /// Stored, not yet confirmed by the daemon: sent again after each reconnect.
+    /// Stored but not yet confirmed by the daemon; sent again after each reconnect.
     Answered(StoredAnswer),
-    /// The daemon has the answer.
+    /// The daemon has confirmed the answer.
     Received(StoredAnswer),
-    /// The agent no longer wanted it.
+    /// The agent withdrew it.
     Withdrawn,
-    /// Nobody answered in time, and that ended the attempt.
+    /// No answer came in time, which ended the attempt.
     Expired,
-    /// The attempt ended first. An answer that was given had not reached the agent.
+    /// The attempt ended first. An answer that was already given had not reached the agent.
     Superseded(Option<StoredAnswer>),
 }
 
 impl InputState {
-    /// Whether the agent still waits for it.
+    /// Whether the agent still waits for an answer.
     pub fn is_pending(&self) -> bool {
         match self {
             InputState::Open | InputState::Answered(_) => true,
@@ -56,7 +57,7 @@ impl InputState {
         }
     }
 
-    /// What somebody said to it, whatever became of that.
+    /// The answer that was given, whether or not it reached the agent.
     pub fn answer(&self) -> Option<&StoredAnswer> {
         match self {
             InputState::Answered(answer)
@@ -75,19 +76,19 @@ pub struct StoredAnswer {
     pub by: Arc<str>,
     pub at: WallTime,
     pub decision: InputDecision,
-    /// The task's own rule that answered: its place, from 1.
+    /// The rule of the task that gave the answer, counted from 1.
     pub rule: Option<u32>,
     pub payload: Arc<[u8]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputDecision {
-    /// A permission was given.
+    /// The permission was granted.
     Allowed,
-    /// A permission was refused.
+    /// The permission was refused.
     Denied,
-    /// A question was answered.
+    /// The question was answered.
     Replied,
-    /// Nobody answered in time, and the agent goes on without.
+    /// No answer came in time, and the agent continues without one.
     Expired,
 }

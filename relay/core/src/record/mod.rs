@@ -1,7 +1,9 @@
-//! What is stored of a task: one record with its attempts and timeline, written whole on each durable change.
+//! The stored records. A task has one record with its attempts and timeline, written whole on
+//! each durable change.
 //!
-//! Records hold durations and consumed budgets, never a `Moment`: after a restart a moment means nothing. Wall
-//! times are for display. Field order is the storage format (postcard), so a change of it needs a new schema number.
+//! Records contain durations and consumed budgets, never a `MonotonicTime`, which is
+//! meaningless after a restart. Wall times are for display. Field order is the storage format
+//! (postcard), so changing it needs a new schema number.
 
 mod attempt;
 mod attempt_end;
@@ -46,14 +48,16 @@ pub use timeline::{
 use crate::ids::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};
 use crate::time::WallTime;
 
-/// A task's changing half; the other half is its immutable `TaskSpec`.
+/// The changing part of a task; the immutable part is its `TaskSpec`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRecord {
     pub tenant: TenantId,
     pub task: TaskId,
-    /// Number of the newest timeline event. A quiet write (a consumed budget) leaves it as it is.
+    /// Number of the newest timeline event. A write without an event (a consumed budget) does
+    /// not change it.
     pub revision: u64,
-    /// Derived by `task::derive`, stored so that lists need not derive it again.
+    /// Derived by `task_state::derive_task_state`, and stored so that lists need not derive it
+    /// again.
     pub state: TaskState,
     pub created: WallTime,
     pub updated: WallTime,
@@ -65,11 +69,11 @@ pub struct TaskRecord {
     pub retry: Option<RetryDue>,
     pub counters: RetryCounters,
     pub paused: Option<PauseMark>,
-    /// Why no further attempt follows the last one, if a rule decided that.
+    /// Why no further attempt follows the last one, if a rule decided so.
     pub retry_stop_reason: Option<Arc<str>>,
-    /// Checkpoints ever written; the newest one has this number.
+    /// Number of checkpoints ever written, which is also the number of the newest one.
     pub checkpoint_count: u64,
-    /// The revision up to which the newest one tells.
+    /// The newest revision that the newest checkpoint covers.
     pub checkpointed_revision: u64,
     pub timeline: TaskTimeline,
     pub trace: TraceIds,
@@ -85,7 +89,7 @@ impl TaskRecord {
     }
 }
 
-/// The nine states of a task; derived, never set by hand.
+/// The nine states of a task. Derived, never set directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TaskState {
     Pending,
@@ -110,7 +114,7 @@ impl TaskState {
         }
     }
 
-    /// The stable name on every surface.
+    /// The stable name in every interface.
     pub fn as_str(self) -> &'static str {
         match self {
             TaskState::Pending => "pending",
@@ -126,27 +130,29 @@ impl TaskState {
     }
 }
 
-/// A cancel and how far it got: requested, delivered to the holder, confirmed dead.
+/// A cancel and its progress: requested, delivered to the holder, processes confirmed dead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CancelRecord {
     pub by: Arc<str>,
     pub operator: bool,
     pub reason: Option<Arc<str>>,
-    /// The attempt it names, if one was open; a later attempt is never touched by it.
+    /// The attempt that the cancel applies to, if one was open. It never affects a later
+    /// attempt.
     pub attempt: Option<AttemptId>,
     pub requested: WallTime,
     pub delivered: Option<WallTime>,
     pub confirmed: Option<WallTime>,
 }
 
-/// Why a person has to look. A task-level fact: the attempt may be parked or already lost.
+/// Why a person has to act. It belongs to the task, because the attempt may be parked or
+/// already lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskAttention {
     pub cause: AttentionCause,
     pub reason: Arc<str>,
-    /// What would help, in the words of whoever blocked it.
+    /// What would help, as stated by the agent or client that blocked the task.
     pub hint: Option<Arc<str>>,
-    /// Written with the block.
+    /// The checkpoint written with the block.
     pub checkpoint: Option<CheckpointId>,
     pub since: WallTime,
 }
@@ -158,7 +164,7 @@ pub enum AttentionCause {
     UnsafeLoss,
     Poison,
     InputTimeout,
-    /// Required files are missing, and the contract parks.
+    /// Required files are missing, and the contract says to park.
     ReceiptsMissing,
 }
 
@@ -175,7 +181,7 @@ impl AttentionCause {
     }
 }
 
-/// A retry that waits for its backoff; at boot it waits for the remaining time again.
+/// A retry that waits for its backoff. A boot continues with the remaining time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryDue {
     pub remaining_ms: u64,
@@ -183,22 +189,23 @@ pub struct RetryDue {
     pub at: WallTime,
 }
 
-/// What the retry rules count; attempts that ended released or handed_off count in none but `dispatches`.
+/// The counters of the retry rules. Attempts that ended released or handed_off count only in
+/// `dispatches`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryCounters {
     /// Attempts that ended failed or timed_out.
     pub failures: u32,
     /// Attempts that ended lost.
     pub losses: u32,
-    /// Attempts ever offered to a daemon.
+    /// Attempts offered to a daemon.
     pub dispatches: u32,
-    /// Different daemons lost under it; two make it poison.
+    /// The different daemons that were lost while running the task; two of them make it poison.
     pub daemons_lost: Vec<DaemonId>,
-    /// Code and exit of the newest failure: the same pair twice in a row ends retries.
+    /// Code and exit status of the newest failure. The same pair twice in a row stops retries.
     pub last_failure: Option<(FailureCode, Option<ProcessExitStatus>)>,
 }
 
-/// Fixed at submit, so that a restart loses no trace.
+/// Trace ids, fixed at submit so that a restart loses no trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceIds {
     pub trace_id: [u8; 16],

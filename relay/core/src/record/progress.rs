@@ -1,6 +1,8 @@
-//! What a task has come to, whoever worked on it: its progress and its checkpoints, stored beside its record.
+//! The progress and the checkpoints of a task, stored beside its record. They belong to the
+//! task, not to an attempt.
 //!
-//! They are records of their own because the task's record is written whole on each change, and these are long.
+//! They are separate records because the task record is written whole on each change, and these
+//! are long.
 
 use std::sync::Arc;
 
@@ -9,20 +11,21 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{AttemptId, CheckpointId, TaskId, TenantId};
 use crate::time::WallTime;
 
-/// Goal-level progress: outlives every agent, daemon and conversation. Bounds are `crate::goal::progress`'s.
+/// Goal-level progress, which outlives every agent, daemon and conversation. Its limits are in
+/// `crate::goal::progress`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgressRecord {
     pub tenant: TenantId,
     pub task: TaskId,
     pub summary: Arc<str>,
-    /// Oldest first, each once.
+    /// Oldest first, without duplicates.
     pub completed: Vec<Arc<str>>,
-    /// Oldest first, one for each item; the last reason stands.
+    /// Oldest first, one per item; the last reason counts.
     pub failed: Vec<FailedItem>,
-    /// Where the work stands, in the agent's own terms.
+    /// The current position of the work, in the agent's own terms.
     pub cursor: Arc<str>,
     pub evidence: Vec<EvidenceItem>,
-    /// How many were dropped for newer ones; they only grow.
+    /// Numbers of items dropped for newer ones; they only grow.
     pub completed_truncated: u64,
     pub failed_truncated: u64,
     pub evidence_truncated: u64,
@@ -35,7 +38,7 @@ pub struct FailedItem {
     pub reason: Arc<str>,
 }
 
-/// Something to look at: a file, a link, a commit.
+/// A reference to evidence: a file, a link, a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvidenceItem {
     pub kind: Arc<str>,
@@ -43,15 +46,15 @@ pub struct EvidenceItem {
     pub summary: Arc<str>,
 }
 
-/// A milestone, numbered within its task; written once.
+/// A checkpoint, numbered within its task; written once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
     pub id: CheckpointId,
     pub tenant: TenantId,
     pub task: TaskId,
-    /// From 1 without a gap, also where old ones were dropped.
+    /// Counts from 1 without gaps, even after old ones were dropped.
     pub number: u64,
-    /// The attempt that was open, or the last one.
+    /// The open attempt, or the last one.
     pub attempt: AttemptId,
     pub attempt_number: u32,
     pub kind: CheckpointKind,
@@ -59,15 +62,16 @@ pub struct CheckpointRecord {
     pub cursor: Arc<str>,
     pub evidence: Vec<EvidenceItem>,
     pub agent_session_id: Option<Arc<str>>,
-    /// Where state lies that is too large to be told.
+    /// References to state that is too large to include.
     pub state_refs: Vec<Arc<str>>,
-    /// How many items there were, dropped ones included; none where the progress could not be read.
+    /// Numbers of items, including dropped ones; zero if the progress could not be read.
     pub completed_count: u64,
     pub failed_count: u64,
-    /// The task's events that it covers: behind this one, which the checkpoint before told of.
+    /// It covers the events after `after_revision`, where the previous checkpoint ended, up to
+    /// `to_revision`.
     pub after_revision: u64,
     pub to_revision: u64,
-    /// Something that looked like a secret was taken out.
+    /// A text that looked like a secret was removed.
     pub redacted: bool,
     pub created: WallTime,
     /// The daemon, agent, client or operator that wrote it.
@@ -77,16 +81,16 @@ pub struct CheckpointRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CheckpointKind {
     Progress,
-    /// Written by a block alone.
+    /// Written by a block.
     Blocked,
 }
 
-/// What the next attempt is told by whoever sent it on.
+/// Instructions for the next attempt from the person who resumed the task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResumeInstructions {
     pub by: Arc<str>,
     pub reason: Arc<str>,
     pub instructions: Arc<str>,
-    /// Question and answer.
+    /// Pairs of question and answer.
     pub answers: Vec<(Arc<str>, Arc<str>)>,
 }

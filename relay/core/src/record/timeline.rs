@@ -1,5 +1,5 @@
-//! What happened to a task, in order: bounded, oldest dropped and counted, but for what operators did, which stays longer.
-//! Watchers and spans are fed from it.
+//! The timeline of a task: its events in order. It is bounded; the oldest events are dropped
+//! and counted, but operator actions are retained longer. Watchers and spans are built from it.
 
 use std::sync::Arc;
 
@@ -12,14 +12,15 @@ use super::{AttentionCause, TaskState};
 use crate::ids::{AttemptId, CheckpointId, InputId};
 use crate::time::WallTime;
 
-/// How many events a record keeps.
+/// Limit on the events of a record.
 pub const TIMELINE_MAX: usize = 256;
-/// How many of them may be what operators did before the rest begins: the newest.
+/// Limit on operator actions that are older than the retained events; the newest are retained.
 pub const AUDITS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskTimeline {
-    /// Up to this revision events are gone, but for what operators did; behind it every one is here.
+    /// Events up to this revision were dropped, except operator actions. Later ones are
+    /// complete.
     pub dropped_through: u64,
     pub events: Vec<Arc<TimelineEvent>>,
 }
@@ -32,19 +33,22 @@ impl TaskTimeline {
         self.events.push(event);
     }
 
-    /// Drops a block at once, so that a long task does not shift the whole list on each event. A task that a daemon is loud
-    /// about must not lose what a person did to it: audits give way to audits only.
+    /// Drops a block at once, so that a long task does not shift the whole list on each event.
+    /// Many events of a daemon must not push out operator actions, so an audit event is dropped
+    /// only for newer audit events.
     fn drop_oldest(&mut self) {
         let block = (TIMELINE_MAX / 8) as u64;
         self.dropped_through += block;
-        let over = self.dropped_through;
+        let dropped_through = self.dropped_through;
         self.events
-            .retain(|event| event.revision > over || event.is_audit());
-        let audits = self.events.partition_point(|event| event.revision <= over);
+            .retain(|event| event.revision > dropped_through || event.is_audit());
+        let audits = self
+            .events
+            .partition_point(|event| event.revision <= dropped_through);
         self.events.drain(..audits.saturating_sub(AUDITS_MAX));
     }
 
-    /// Events that are not here any more.
+    /// The number of dropped events.
     pub fn dropped_count(&self) -> u64 {
         let audits = self
             .events
@@ -55,25 +59,25 @@ impl TaskTimeline {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelineEvent {
-    /// Rises by one within the task, without a gap.
+    /// Rises by one within the task, without gaps.
     pub revision: u64,
-    /// The relay's clock.
+    /// By the relay's clock.
     pub at: WallTime,
-    /// The daemon's clock, where it told; informational.
+    /// By the daemon's clock, if it sent a time; informational.
     pub observed_at: Option<WallTime>,
     pub attempt: Option<AttemptId>,
     pub kind: TimelineEventKind,
-    /// The attempt's state after it.
+    /// The state of the attempt after the event.
     pub state: Option<AttemptStateKind>,
-    /// The task's state after it.
+    /// The state of the task after the event.
     pub task_state: TaskState,
     pub message: Option<Arc<str>>,
-    /// For display: when the timer that this event armed will fire, if nothing happens.
+    /// For display: the next deadline after this event, except the lease.
     pub deadline: Option<(TimerKind, WallTime)>,
 }
 
 impl TimelineEvent {
-    /// Something that an operator did.
+    /// Whether it records an operator action.
     pub fn is_audit(&self) -> bool {
         matches!(self.kind, TimelineEventKind::Forced(_))
     }
@@ -89,7 +93,7 @@ pub enum TimelineEventKind {
     },
     /// LeaseConfirmed: from here on a process may exist.
     Confirmed,
-    /// The daemon would not take it.
+    /// The daemon rejected the offer.
     Rejected {
         code: Arc<str>,
     },
@@ -113,7 +117,7 @@ pub enum TimelineEventKind {
     InputClosed {
         input: InputId,
     },
-    /// A timer ran out; what follows from it is in the next events.
+    /// A timer expired; the following events show the consequences.
     DeadlineExpired {
         timer: TimerKind,
     },
@@ -135,11 +139,12 @@ pub enum TimelineEventKind {
     Attention(AttentionCause),
     Paused,
     Unpaused,
-    /// A result came and files are missing that it needs; one bit for each place in the contract.
+    /// A completion was refused because required files are missing. One bit for each file of
+    /// the contract.
     CompletionRefused {
         missing: u64,
     },
-    /// The worker's word came after the end: its processes are gone.
+    /// The worker confirmed after the end that its processes are gone.
     ReceiptArrived,
     /// A terminal frame that changed nothing.
     LateTerminal,
@@ -150,22 +155,22 @@ pub enum TimelineEventKind {
     Checkpoint {
         id: CheckpointId,
     },
-    /// A person sent a parked task on.
+    /// A person resumed a parked task.
     Resumed {
         by: Arc<str>,
     },
-    /// An agent took a parked task over.
+    /// An agent picked up a parked task.
     PickedUp {
         by: Arc<str>,
     },
-    /// An operator's verb; what follows from it is in the next events.
+    /// An operator action; the following events show the consequences.
     Forced(OperatorAudit),
-    /// A phase came twice or backwards; the first time in an attempt.
+    /// The first time in an attempt that a phase was repeated or out of order.
     PhaseRegression(LifecyclePhase),
 }
 
 impl TimelineEventKind {
-    /// The stable name on every surface.
+    /// The stable name in every interface.
     pub fn as_str(&self) -> &'static str {
         match self {
             TimelineEventKind::Submitted => "submitted",
@@ -206,7 +211,8 @@ impl TimelineEventKind {
     }
 }
 
-/// The lifecycle phases that a daemon reports. Tool and input edges carry data and are frames of their own here.
+/// The lifecycle phases that a daemon reports. Tool calls and inputs carry data and have frames
+/// of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LifecyclePhase {
     Accepted,
@@ -266,7 +272,7 @@ impl LifecyclePhase {
     }
 }
 
-/// The twelve timers: eight of the profile, four of the relay.
+/// The twelve timers: eight from the profile, four of the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TimerKind {
     Queue,
@@ -350,9 +356,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: bounded, whole behind `dropped`, and before it the newest audits and nothing else.
+        /// For any sequence of events the timeline is bounded, complete after
+        /// `dropped_through`, and before it contains only the newest audit events.
         #[test]
-        fn audits_give_way_to_audits_only(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
+        fn audit_events_are_dropped_only_for_newer_audit_events(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
             let mut timeline = TaskTimeline::default();
             for (revision, audit) in (1..).zip(&audits) {
                 timeline.push(event(revision, *audit));

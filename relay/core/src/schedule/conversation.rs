@@ -1,7 +1,8 @@
-//! Conversations as scheduling sees them: their key, and where each ran last.
+//! Conversations in scheduling: the key of a conversation, and the daemon that ran it last.
 //!
-//! A conversation is a client's name, so it means something only within its tenant. Where it ran is a preference
-//! and may be forgotten; that it is busy is a rule, kept in `fences`.
+//! Clients choose conversation names, so a name is unique only within its tenant. The last
+//! daemon is a preference and may be forgotten. That only one turn runs at a time is a rule,
+//! enforced by `fences`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use sha2::{Digest, Sha256};
 use crate::ids::{DaemonId, TenantId};
 use crate::task::spec::TaskSpec;
 
-/// Remembered places; the oldest go first.
+/// Limit on remembered conversations; the oldest are dropped first.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// A conversation's name within its tenant.
+/// The name of a conversation within its tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConversationKey {
     pub tenant: TenantId,
@@ -30,7 +31,8 @@ impl ConversationKey {
         })
     }
 
-    /// A name for those who must tell conversations of all tenants apart and need to know neither.
+    /// An identifier that distinguishes the conversations of all tenants without revealing the
+    /// tenant or the name.
     pub fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         digest.update((self.tenant.as_str().len() as u64).to_be_bytes());
@@ -40,7 +42,8 @@ impl ConversationKey {
     }
 }
 
-/// Which daemon ran a conversation last: its files and the agent's own memory are there.
+/// The daemon that ran each conversation last: its files and the agent's own session state are
+/// there.
 #[derive(Clone, Debug, Default)]
 pub struct ConversationAffinity {
     last: BTreeMap<ConversationKey, DaemonId>,
@@ -73,7 +76,7 @@ mod tests {
     use crate::samples::tenant;
 
     #[test]
-    fn places_are_remembered_per_tenant_and_up_to_a_bound() {
+    fn last_daemons_are_remembered_per_tenant_up_to_a_limit() {
         let key = |tenant_name: &str, name: usize| ConversationKey {
             tenant: tenant(tenant_name),
             name: name.to_string().into(),

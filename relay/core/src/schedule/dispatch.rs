@@ -1,4 +1,6 @@
-//! Leasing: the one place where a queued attempt gets a holder, a token and a lease, in one write, before Dispatch.
+//! Leases queued attempts to daemons. This is the only place where a queued attempt gets a
+//! holder, a token and a lease; all three are in one write that is durable before the Dispatch
+//! is sent.
 
 use std::sync::Arc;
 
@@ -20,7 +22,7 @@ use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::task::spec::TaskSpec;
 
 impl Core {
-    /// Leases whatever can be leased now. Placement asks the successor rule for each.
+    /// Leases every task that can be leased now. Placement checks the fences for each one.
     pub(crate) fn place_queued_tasks(&mut self, turn: &mut CoreTurn<'_>) {
         let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
         if paused || self.dispatch_suspended {
@@ -47,7 +49,8 @@ impl Core {
             && placement::could_any_take(&TaskRequirements::from_spec(spec), &self.roster)
     }
 
-    /// Puts the newest, queued attempt in line, unless its task or tenant is paused.
+    /// Puts the newest attempt, which is queued, into the queue unless its task or tenant is
+    /// paused.
     pub(crate) fn enqueue_task(&mut self, live: &LiveTask) {
         if live.record().paused.is_some() && !mutant!(PauseIgnored) {
             return;
@@ -57,7 +60,7 @@ impl Core {
             return;
         }
         let earlier = live.record().attempts.iter().rev().skip(1);
-        let prefer = earlier
+        let preferred_daemon = earlier
             .filter_map(|attempt| attempt.daemon_holder())
             .map(|holder| holder.daemon)
             .next();
@@ -66,7 +69,7 @@ impl Core {
             requirements: TaskRequirements::from_spec(&live.spec),
             priority: live.spec.priority,
             conversation: ConversationKey::from_spec(&live.spec),
-            preferred_daemon: prefer,
+            preferred_daemon,
             eligible_holders: EligibleHolders::from_spec(&live.spec),
         });
     }
@@ -95,7 +98,8 @@ impl Core {
         );
     }
 
-    /// From the offer on nothing else of this task or conversation is leased.
+    /// Inserts the fence of a lease: from the offer on, nothing else of this task or
+    /// conversation is leased.
     pub(crate) fn raise_lease_fence(&mut self, live: &LiveTask, holder: &LeaseHolder) {
         let conversation =
             ConversationKey::from_spec(&live.spec).filter(|_| !mutant!(ConversationUnfenced));
@@ -165,7 +169,7 @@ impl Core {
     }
 }
 
-/// A token that nobody has seen, and what is stored of it.
+/// A new token, and the lease record that stores its hash.
 pub(crate) fn new_lease(
     live: &LiveTask,
     confirmed: bool,
@@ -183,19 +187,19 @@ pub(crate) fn new_lease(
     (token, lease)
 }
 
-/// The agent's own id to go on with, as the task's attempts know it, and whether the conversation was begun anew. One
-/// that could not be resumed is never gone back to.
+/// The agent session to continue, as recorded by the attempts, and whether the conversation was
+/// begun anew. A session that could not be resumed is never used again.
 fn session_to_resume(record: &TaskRecord) -> (Option<Arc<str>>, bool) {
-    let anew = record
+    let last_fresh = record
         .attempts
         .iter()
         .rposition(|attempt| attempt.fresh_conversation);
-    let anew = anew.filter(|_| !mutant!(StaleResumed));
-    let since = &record.attempts[anew.unwrap_or(0)..];
-    let told = since
+    let last_fresh = last_fresh.filter(|_| !mutant!(StaleResumed));
+    let since = &record.attempts[last_fresh.unwrap_or(0)..];
+    let session_id = since
         .iter()
         .rev()
         .find_map(|attempt| attempt.agent_session_id.clone());
-    let fresh = told.is_none() && anew.is_some();
-    (told, fresh)
+    let fresh = session_id.is_none() && last_fresh.is_some();
+    (session_id, fresh)
 }

@@ -1,6 +1,6 @@
-//! Which queued task is leased next and to whom: queue, requirements, placement, dispatch, conversation affinity, pauses, limits on open tasks.
-//! The only place where a queued attempt is leased to a daemon (dispatch).
-//! It never ends an attempt.
+//! Decides which queued task is leased next and to which daemon: queue, requirements,
+//! placement, dispatch, conversation affinity, pauses and limits on open tasks. `dispatch` is
+//! the only place where a queued attempt is leased to a daemon. Nothing here ends an attempt.
 
 pub mod conversation;
 pub(crate) mod dispatch;

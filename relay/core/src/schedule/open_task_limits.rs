@@ -1,5 +1,5 @@
-//! How much is open: the tasks of each tenant by how they stand, and the bytes that all of them keep in memory until they
-//! end.
+//! Counts of open tasks by tenant and state, and of the bytes that they keep in memory until
+//! they end. Checks the limits on both.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,10 +12,11 @@ use crate::record::{
 use crate::task::spec::{PermissionRule, RequiredArtifact, TaskSpec};
 use crate::time::WallTime;
 
-/// What a task takes besides words that can be long.
+/// Memory of a task apart from its long texts.
 const RECORD_BYTES: u64 = 4 * 1024;
 
-/// Kept up to date where tasks are put back, so that nobody has to walk all of them to know how many there are.
+/// Counts that are updated whenever a task is put back, so that reading them does not iterate
+/// over all tasks.
 #[derive(Debug, Default)]
 pub(crate) struct OpenTaskLimits {
     tenants: BTreeMap<TenantId, TenantUsage>,
@@ -23,16 +24,16 @@ pub(crate) struct OpenTaskLimits {
     bytes: u64,
 }
 
-/// What was counted of one task, to be taken back when it moves.
+/// What was counted for one task; subtracted again when the task changes or ends.
 #[derive(Debug)]
 struct CountedTask {
     state: CountedState,
-    /// What was submitted, which stays, and what was said since.
+    /// Bytes of the submission, which are fixed, and of texts added since.
     submitted_bytes: u64,
     added_bytes: u64,
 }
 
-/// How one task stands, as far as it is counted.
+/// The counted properties of one task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CountedState {
     state: TaskState,
@@ -46,11 +47,11 @@ struct CountedState {
 struct TenantUsage {
     counts: OpenTaskCounts,
     bytes: u64,
-    /// Since when each of its queued tasks waits, oldest first.
+    /// The queue times of its queued tasks, oldest first.
     waiting: BTreeSet<(WallTime, TaskId)>,
 }
 
-/// Open tasks, by how they stand.
+/// Numbers of open tasks by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OpenTaskCounts {
     pub(crate) open: u64,
@@ -59,58 +60,56 @@ pub(crate) struct OpenTaskCounts {
     pub(crate) running: u64,
     pub(crate) needs_attention: u64,
     pub(crate) paused: u64,
-    /// Those that the hold after an import covered when it stood.
+    /// Tasks that the suspension after an import covered while it was active.
     pub(crate) inherited: u64,
-    /// What agents asked and nobody has answered.
+    /// Inputs without an answer that the agent has received.
     pub(crate) inputs: u64,
 }
 
 impl OpenTaskLimits {
-    /// A task that is open, as it stands now; the first time it is one more.
+    /// Counts an open task in its current state. It replaces the earlier count of the same
+    /// task.
     pub(crate) fn update_task(&mut self, spec: &TaskSpec, record: &TaskRecord, inherited: bool) {
-        let (task, stands) = (record.task, CountedState::from_record(record, inherited));
+        let (task, state) = (record.task, CountedState::from_record(record, inherited));
         let known = self.tasks.get(&task);
-        let said = added_bytes(record);
-        if known.is_some_and(|known| known.state == stands && known.added_bytes == said) {
+        let added = added_bytes(record);
+        if known.is_some_and(|known| known.state == state && known.added_bytes == added) {
             return;
         }
         let submitted = known.map_or_else(|| submitted_bytes(spec), |known| known.submitted_bytes);
         self.remove(&spec.tenant, task);
         let tenant = self.tenants.entry(spec.tenant.clone()).or_default();
-        tenant
-            .counts
-            .apply_change(&stands, |count, by| *count += by);
+        tenant.counts.apply_change(&state, |count, by| *count += by);
         tenant
             .waiting
-            .extend(stands.queued.map(|since| (since, task)));
-        tenant.bytes += submitted + said;
-        self.bytes += submitted + said;
+            .extend(state.queued.map(|since| (since, task)));
+        tenant.bytes += submitted + added;
+        self.bytes += submitted + added;
         let counted = CountedTask {
-            state: stands,
+            state,
             submitted_bytes: submitted,
-            added_bytes: said,
+            added_bytes: added,
         };
         self.tasks.insert(task, counted);
     }
 
-    /// It has ended. One that was never noted changes nothing.
+    /// Removes the count of a task that has ended. A task that was never counted changes
+    /// nothing.
     pub(crate) fn remove(&mut self, tenant: &TenantId, task: TaskId) {
         let Some(counted) = self.tasks.remove(&task) else {
             return;
         };
-        let (stands, bytes) = (counted.state, counted.submitted_bytes + counted.added_bytes);
+        let (state, bytes) = (counted.state, counted.submitted_bytes + counted.added_bytes);
         self.bytes -= bytes;
-        let Some(of_tenant) = self.tenants.get_mut(tenant) else {
+        let Some(usage) = self.tenants.get_mut(tenant) else {
             return;
         };
-        of_tenant
-            .counts
-            .apply_change(&stands, |count, by| *count -= by);
-        of_tenant.bytes -= bytes;
-        if let Some(since) = stands.queued {
-            of_tenant.waiting.remove(&(since, task));
+        usage.counts.apply_change(&state, |count, by| *count -= by);
+        usage.bytes -= bytes;
+        if let Some(since) = state.queued {
+            usage.waiting.remove(&(since, task));
         }
-        if of_tenant.counts.open == 0 {
+        if usage.counts.open == 0 {
             self.tenants.remove(tenant);
         }
     }
@@ -122,21 +121,21 @@ impl OpenTaskLimits {
         })
     }
 
-    /// All counts of a scope, and since when its oldest queued task waits.
+    /// All counts of a scope, and the queue time of its oldest queued task.
     pub(crate) fn counts(&self, scope: &TenantScope) -> (OpenTaskCounts, Option<WallTime>) {
-        let theirs: Vec<&TenantUsage> = match scope {
+        let tenants: Vec<&TenantUsage> = match scope {
             TenantScope::All => self.tenants.values().collect(),
             TenantScope::One(tenant) => self.tenants.get(tenant).into_iter().collect(),
         };
         let mut sum = OpenTaskCounts::default();
-        for tenant in &theirs {
+        for tenant in &tenants {
             sum.add(&tenant.counts);
         }
-        let oldest = theirs.iter().filter_map(|tenant| tenant.waiting.first());
+        let oldest = tenants.iter().filter_map(|tenant| tenant.waiting.first());
         (sum, oldest.map(|(since, _)| *since).min())
     }
 
-    /// Whether one more fits.
+    /// Checks whether one more task fits.
     pub(crate) fn check_room_for_task(
         &self,
         spec: &TaskSpec,
@@ -145,7 +144,8 @@ impl OpenTaskLimits {
         self.check_room(&spec.tenant, submitted_bytes(spec), config)
     }
 
-    /// Whether what somebody has to say when a task goes on fits. Short words always do: their room is the record's.
+    /// Checks whether the instructions of a resume fit. Short ones always do, because
+    /// `RECORD_BYTES` covers them.
     pub(crate) fn check_room_for_resume(
         &self,
         tenant: &TenantId,
@@ -154,17 +154,18 @@ impl OpenTaskLimits {
     ) -> Result<(), Rejection> {
         match resume_bytes(resume) {
             short if short <= RECORD_BYTES => Ok(()),
-            said => self.check_room(tenant, said, config),
+            long => self.check_room(tenant, long, config),
         }
     }
 
-    /// One tenant has a share of the bytes, so that its long prompts close the relay for nobody else.
+    /// Checks both byte limits. Each tenant has its own limit, so that the long prompts of one
+    /// tenant do not block the others.
     fn check_room(&self, tenant: &TenantId, bytes: u64, config: &Config) -> Result<(), Rejection> {
-        let theirs = self.tenants.get(tenant).map_or(0, |tenant| tenant.bytes);
+        let tenant_bytes = self.tenants.get(tenant).map_or(0, |tenant| tenant.bytes);
         if self.bytes + bytes > config.max_open_bytes {
             return Err(Rejection::QueueFull(ExceededBound::Bytes));
         }
-        if theirs + bytes > config.max_open_bytes_per_tenant {
+        if tenant_bytes + bytes > config.max_open_bytes_per_tenant {
             return Err(Rejection::TenantQueueFull(ExceededBound::Bytes));
         }
         Ok(())
@@ -174,7 +175,7 @@ impl OpenTaskLimits {
         self.tasks.get(&task).is_some_and(|one| one.state.inherited)
     }
 
-    /// Whether two ways of counting came to the same.
+    /// Whether the maintained counts equal a recount.
     pub(crate) fn equals_recount(&self, other: &Self) -> bool {
         (&self.tenants, self.bytes) == (&other.tenants, other.bytes)
     }
@@ -196,23 +197,23 @@ impl CountedState {
 }
 
 impl OpenTaskCounts {
-    fn apply_change(&mut self, stands: &CountedState, by: fn(&mut u64, u64)) {
+    fn apply_change(&mut self, task: &CountedState, by: fn(&mut u64, u64)) {
         by(&mut self.open, 1);
-        match stands.state {
+        match task.state {
             TaskState::Pending => by(&mut self.pending, 1),
             TaskState::Queued => by(&mut self.queued, 1),
             TaskState::Running => by(&mut self.running, 1),
             TaskState::NeedsAttention => by(&mut self.needs_attention, 1),
-            // The core holds open tasks only.
+            // The core contains open tasks only.
             TaskState::Completed
             | TaskState::Failed
             | TaskState::Canceled
             | TaskState::TimedOut
             | TaskState::Lost => {}
         }
-        by(&mut self.paused, u64::from(stands.paused));
-        by(&mut self.inherited, u64::from(stands.inherited));
-        by(&mut self.inputs, stands.inputs);
+        by(&mut self.paused, u64::from(task.paused));
+        by(&mut self.inherited, u64::from(task.inherited));
+        by(&mut self.inputs, task.inputs);
     }
 
     fn add(&mut self, other: &Self) {
@@ -237,9 +238,9 @@ impl OpenTaskCounts {
     }
 }
 
-/// Bytes of what was submitted and can be long.
+/// Bytes of the parts of a submission that can be long.
 fn submitted_bytes(spec: &TaskSpec) -> u64 {
-    let words = |list: &[String]| list.iter().map(String::len).sum::<usize>();
+    let total = |list: &[String]| list.iter().map(String::len).sum::<usize>();
     let pairs = |map: &BTreeMap<String, String>| {
         let sizes = map.iter().map(|(key, value)| key.len() + value.len());
         sizes.sum::<usize>()
@@ -256,21 +257,21 @@ fn submitted_bytes(spec: &TaskSpec) -> u64 {
     let options = &spec.options;
     let bytes = spec.prompt.len()
         + spec.goal.len()
-        + words(&spec.argv)
-        + words(&spec.success_criteria)
-        + words(&options.context_refs)
+        + total(&spec.argv)
+        + total(&spec.success_criteria)
+        + total(&options.context_refs)
         + options.instructions.as_ref().map_or(0, String::len)
         + pairs(&spec.env)
         + pairs(&spec.labels)
         + pairs(&target.labels)
-        + words(&target.capabilities)
+        + total(&target.capabilities)
         + spec.permission_rules.iter().map(rule).sum::<usize>()
         + files.map(file).sum::<usize>();
     RECORD_BYTES + bytes as u64
 }
 
-/// Bytes of what was said of a task since, and is kept while it is open: what it waits for, what people answered and told
-/// it, what it ended with.
+/// Bytes of texts added to an open task after submit: why it waits, what people answered and
+/// instructed, and its results.
 fn added_bytes(record: &TaskRecord) -> u64 {
     let attention = record.attention.as_ref().map_or(0, |attention| {
         attention.reason.len() + attention.hint.as_ref().map_or(0, |hint| hint.len())

@@ -1,4 +1,5 @@
-//! What counts as open weighs what it keeps, and is taken back when it moves or ends.
+//! Tests of the limits on open tasks: each task counts with the bytes that it keeps, and its
+//! count is removed when it changes or ends.
 
 use proptest::prelude::*;
 
@@ -8,9 +9,9 @@ use crate::record::{AttentionCause, PauseMark, TaskAttention};
 use crate::samples::{task_record, task_spec, tenant};
 use crate::task::spec::{CompletionContract, MissingPolicy, PermissionEffect};
 
-/// Whatever a client can make long counts.
+/// Every text that a client can make long counts.
 #[test]
-fn rules_files_and_places_weigh_as_much_as_words() {
+fn permission_rules_and_required_files_count_toward_the_byte_limit() {
     let light = submitted_bytes(&task_spec());
     let mut spec = task_spec();
     spec.permission_rules = vec![
@@ -49,7 +50,7 @@ fn record(n: u64) -> TaskRecord {
 }
 
 #[test]
-fn what_was_added_is_taken_away_and_long_prompts_fill_the_room() {
+fn long_prompts_reach_the_byte_limit_and_removal_frees_it() {
     let mut open = OpenTaskLimits::default();
     let mut spec = task_spec();
     spec.prompt = "x".repeat(1 << 20);
@@ -61,7 +62,11 @@ fn what_was_added_is_taken_away_and_long_prompts_fill_the_room() {
     }
     assert_eq!((admitted, open.open_count_of(&spec.tenant)), (3, 3));
     open.update_task(&spec, &record(1), true);
-    assert_eq!(open.open_count_of(&spec.tenant), 3, "it is the same one");
+    assert_eq!(
+        open.open_count_of(&spec.tenant),
+        3,
+        "a task is counted once"
+    );
     open.remove(&spec.tenant, record(1).task);
     assert_eq!(open.check_room_for_task(&spec, &most), Ok(()));
     for n in 1..4 {
@@ -79,7 +84,7 @@ fn config(max_open_bytes: u64, max_open_bytes_per_tenant: u64) -> Config {
 }
 
 #[test]
-fn long_prompts_of_one_tenant_leave_room_for_another() {
+fn long_prompts_of_one_tenant_do_not_block_another() {
     let mut open = OpenTaskLimits::default();
     let most = config(8 << 20, 4 << 20);
     let long = |name: &str| TaskSpec {
@@ -94,12 +99,12 @@ fn long_prompts_of_one_tenant_leave_room_for_another() {
     }
     let full = Err(Rejection::TenantQueueFull(ExceededBound::Bytes));
     assert_eq!(open.check_room_for_task(&greedy, &most), full);
-    let long_words = ResumeInstructions {
+    let long_resume = ResumeInstructions {
         instructions: "x".repeat(1 << 20).into(),
         ..ResumeInstructions::default()
     };
     assert_eq!(
-        open.check_room_for_resume(&greedy.tenant, &long_words, &most),
+        open.check_room_for_resume(&greedy.tenant, &long_resume, &most),
         full
     );
     for n in 4..7 {
@@ -117,41 +122,44 @@ fn long_prompts_of_one_tenant_leave_room_for_another() {
 }
 
 #[test]
-fn what_people_say_weighs_while_the_task_is_open() {
+fn resume_instructions_count_while_they_are_stored() {
     let mut open = OpenTaskLimits::default();
-    let (spec, mut said) = (task_spec(), record(1));
-    open.update_task(&spec, &said, false);
+    let (spec, mut resumed) = (task_spec(), record(1));
+    open.update_task(&spec, &resumed, false);
     let before = open.bytes;
     let resume = ResumeInstructions {
         instructions: "x".repeat(50_000).into(),
         answers: vec![("which?".into(), "y".repeat(10_000).into())],
         ..ResumeInstructions::default()
     };
-    let may_say = |resume: &ResumeInstructions, most| {
+    let fits = |resume: &ResumeInstructions, most| {
         let most = config(most, u64::MAX);
         open.check_room_for_resume(&spec.tenant, resume, &most)
             .is_ok()
     };
-    assert!(may_say(&resume, before + 60_006));
-    assert!(!may_say(&resume, before + 60_005));
-    assert!(may_say(&ResumeInstructions::default(), 0), "short ones fit");
-    said.attempts[0].resume = Some(Box::new(resume));
-    said.attention = Some(TaskAttention {
+    assert!(fits(&resume, before + 60_006));
+    assert!(!fits(&resume, before + 60_005));
+    assert!(
+        fits(&ResumeInstructions::default(), 0),
+        "short instructions always fit"
+    );
+    resumed.attempts[0].resume = Some(Box::new(resume));
+    resumed.attention = Some(TaskAttention {
         cause: AttentionCause::Blocked,
         reason: "z".repeat(2_000).into(),
         hint: None,
         checkpoint: None,
         since: WallTime(0),
     });
-    open.update_task(&spec, &said, false);
+    open.update_task(&spec, &resumed, false);
     assert_eq!(open.bytes, before + 62_006);
-    said.attempts[0].resume = None;
-    said.attention = None;
-    open.update_task(&spec, &said, false);
+    resumed.attempts[0].resume = None;
+    resumed.attention = None;
+    open.update_task(&spec, &resumed, false);
     assert_eq!(open.bytes, before);
 }
 
-/// A task moves, or ends.
+/// A task changes its state, or ends.
 #[derive(Clone, Debug)]
 enum TaskMove {
     To(u64, TaskState, bool, u64),
@@ -178,11 +186,11 @@ fn moves() -> impl Strategy<Value = Vec<TaskMove>> {
 
 proptest! {
     #[test]
-    fn counts_that_are_kept_equal_a_recount(moves in moves()) {
-        let mut kept = OpenTaskLimits::default();
-        let mut stand: BTreeMap<u64, (TaskSpec, TaskRecord)> = BTreeMap::new();
-        for one in moves {
-            match one {
+    fn maintained_counts_equal_a_recount(moves in moves()) {
+        let mut maintained = OpenTaskLimits::default();
+        let mut open_tasks: BTreeMap<u64, (TaskSpec, TaskRecord)> = BTreeMap::new();
+        for task_move in moves {
+            match task_move {
                 TaskMove::To(n, state, paused, since) => {
                     let spec = TaskSpec { tenant: tenant(["acme", "globex"][n as usize % 2]), ..task_spec() };
                     let mut moved = record(n);
@@ -193,25 +201,25 @@ proptest! {
                     if state != TaskState::Queued {
                         moved.attempts[0].state = AttemptState::Streaming;
                     }
-                    kept.update_task(&spec, &moved, since % 2 == 0);
-                    stand.insert(n, (spec, moved));
+                    maintained.update_task(&spec, &moved, since % 2 == 0);
+                    open_tasks.insert(n, (spec, moved));
                 }
                 TaskMove::Gone(n) => {
-                    if let Some((spec, record)) = stand.remove(&n) {
-                        kept.remove(&spec.tenant, record.task);
+                    if let Some((spec, record)) = open_tasks.remove(&n) {
+                        maintained.remove(&spec.tenant, record.task);
                     }
                 }
             }
             let mut recount = OpenTaskLimits::default();
-            for (spec, record) in stand.values() {
+            for (spec, record) in open_tasks.values() {
                 let since = record.attempts[0].stage_times.queued.unwrap();
                 recount.update_task(spec, record, since.0 % 2 == 0);
             }
-            prop_assert!(kept.equals_recount(&recount), "{:?} and {:?}", kept, recount);
-            let queued = stand.values().filter(|(_, record)| record.state == TaskState::Queued);
+            prop_assert!(maintained.equals_recount(&recount), "{:?} and {:?}", maintained, recount);
+            let queued = open_tasks.values().filter(|(_, record)| record.state == TaskState::Queued);
             let oldest = queued.filter_map(|(_, record)| record.attempts[0].stage_times.queued).min();
-            let (counts, since) = kept.counts(&TenantScope::All);
-            prop_assert_eq!((counts.open, since), (stand.len() as u64, oldest));
+            let (counts, since) = maintained.counts(&TenantScope::All);
+            prop_assert_eq!((counts.open, since), (open_tasks.len() as u64, oldest));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Pauses: of one task, of a tenant, of all dispatching. What runs goes on; what waits stands still, its queue timer too.
+//! Pauses of one task, of a tenant, or of all dispatch. Running attempts continue; queued ones
+//! wait, and their queue timers stop.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::record::{AttemptState, PauseMark, TimelineEventKind};
 use crate::task::live_task::LiveTask;
 use crate::time::MonotonicTime;
 
-/// Stops new dispatch for all or for one tenant; what runs goes on.
+/// Stops new dispatch for all tenants or for one. Running attempts continue.
 #[derive(Debug)]
 pub struct PauseScheduler {
     pub scope: TenantScope,
@@ -50,20 +51,20 @@ impl Command for PauseScheduler {
         {
             return Err(Rejection::TooManyPauses);
         }
-        let moving = core.tasks_with_running_queue_timer(&self.scope);
+        let timed_tasks = core.tasks_with_running_queue_timer(&self.scope);
         let pause = PauseMark {
             by: self.by.name,
             reason: self.reason,
             since: turn.now.wall,
         };
         core.begin_pause(&self.scope, pause, turn);
-        for task in moving {
+        for task in timed_tasks {
             core.update_task_queue_timer(task, &TimerFact::Paused, turn.now.monotonic);
         }
         if let TenantScope::One(_) = &self.scope
             && !mutant!(TenantPauseIgnored)
         {
-            // No other tenant's work waits behind theirs.
+            // The tasks leave the queue, so that they never delay the work of other tenants.
             for task in core.queued_tasks(&self.scope) {
                 core.queue.remove(task);
             }
@@ -94,12 +95,12 @@ impl Command for UnpauseScheduler {
         if core.exact_pause(scope).is_none() {
             return Err(Rejection::NotPaused);
         }
-        let over = PauseMark {
+        let mark = PauseMark {
             by: self.by.name,
             reason: self.reason.unwrap_or_default(),
             since: turn.now.wall,
         };
-        core.end_pause(scope, over, turn);
+        core.end_pause(scope, mark, turn);
         for task in core.tasks_with_running_queue_timer(scope) {
             core.update_task_queue_timer(task, &TimerFact::Unpaused, turn.now.monotonic);
         }
@@ -149,7 +150,7 @@ impl Core {
         );
     }
 
-    /// Only the queue timer stands still while paused, and only a queued attempt has one.
+    /// A pause stops only the queue timer, and only a queued attempt has one.
     fn update_queue_timer(&self, live: &mut LiveTask, fact: &TimerFact, now: MonotonicTime) {
         if live.newest_attempt().state == AttemptState::Queued {
             let limits = LiveTask::timer_limits(&live.spec, &self.config);
@@ -161,7 +162,8 @@ impl Core {
         self.effective_pause(&live.spec.tenant).is_some() || live.record().paused.is_some()
     }
 
-    /// Whether waiting for a daemon counts against nobody now: a pause, or the hold after an import.
+    /// Whether waiting time does not count against the queue deadline now: during a pause, or
+    /// during the suspension of inherited tasks.
     pub(crate) fn is_queue_timer_paused(&self, live: &LiveTask) -> bool {
         self.is_paused(live) || self.scheduler.suspension_of(live.id()).is_some()
     }
@@ -187,8 +189,8 @@ impl Core {
         self.record_pause_change(scope, true, pause, turn);
     }
 
-    /// `over` says by whom, why and when.
-    fn end_pause(&mut self, scope: &TenantScope, over: PauseMark, turn: &mut CoreTurn<'_>) {
+    /// `mark` records who ended the pause, why and when.
+    fn end_pause(&mut self, scope: &TenantScope, mark: PauseMark, turn: &mut CoreTurn<'_>) {
         let uptime_ms = self.uptime_ms(turn.now);
         match scope {
             TenantScope::All => {
@@ -202,21 +204,21 @@ impl Core {
                 self.pauses.unpause(tenant, clock_ms);
             }
         }
-        self.record_pause_change(scope, false, over, turn);
+        self.record_pause_change(scope, false, mark, turn);
     }
 
     pub(crate) fn record_pause_change(
         &mut self,
         scope: &TenantScope,
         paused: bool,
-        said: PauseMark,
+        mark: PauseMark,
         turn: &mut CoreTurn<'_>,
     ) {
-        self.pauses.record_change(scope.clone(), paused, said);
+        self.pauses.record_change(scope.clone(), paused, mark);
         turn.push_change(RecordChange::PutPauses(self.pauses.clone()));
     }
 
-    /// The pause of exactly this: all dispatching, or one tenant's.
+    /// The pause of exactly this scope: all dispatch, or one tenant.
     fn exact_pause(&self, scope: &TenantScope) -> Option<&PauseMark> {
         match scope {
             TenantScope::All => self.scheduler.paused.as_ref(),
@@ -224,7 +226,7 @@ impl Core {
         }
     }
 
-    /// What keeps this tenant's work from being dispatched.
+    /// The pause that stops the dispatch of this tenant, its own or the one of all dispatch.
     pub(crate) fn effective_pause(&self, tenant: &TenantId) -> Option<&PauseMark> {
         self.scheduler
             .paused
@@ -232,8 +234,9 @@ impl Core {
             .or(self.pauses.pause_of_tenant(tenant))
     }
 
-    /// The clock that the queue budget of this task is counted by: it stands still while the task is held or its tenant
-    /// paused, too. Time that is both counts twice: such a task waits a little longer.
+    /// The clock for the queue budget of this task. It also stops while the task is suspended
+    /// or its tenant is paused. Time in which both apply is subtracted twice, so such a task
+    /// may wait a little longer.
     pub(crate) fn queue_clock_of(&self, tenant: &TenantId, task: TaskId, uptime_ms: u64) -> u64 {
         let all_ms = self.scheduler.queue_clock_ms(uptime_ms);
         let clock_ms = self.scheduler.queue_clock_of(task, uptime_ms);
@@ -246,25 +249,25 @@ impl Core {
         turn.push_change(RecordChange::PutScheduler(self.scheduler.clone()));
     }
 
-    /// Waiting tasks within this scope, in the order in which they came.
+    /// Queued tasks of this scope, oldest first.
     fn queued_tasks(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let within = |live: &LiveTask| {
+        let is_queued = |live: &LiveTask| {
             scope.covers(&live.spec.tenant) && live.newest_attempt().state == AttemptState::Queued
         };
-        let waiting = self.tasks.values().filter(|live| within(live));
+        let waiting = self.tasks.values().filter(|live| is_queued(live));
         let mut ids: Vec<TaskId> = waiting.map(|live| live.id()).collect();
         ids.sort_unstable();
         ids
     }
 
-    /// Those of them whose queue timer runs.
+    /// Queued tasks of this scope whose queue timer runs.
     fn tasks_with_running_queue_timer(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let moves = |task: &TaskId| {
+        let timer_runs = |task: &TaskId| {
             let live = self.tasks.get(task);
             live.is_some_and(|live| !self.is_queue_timer_paused(live))
         };
         let mut ids = self.queued_tasks(scope);
-        ids.retain(moves);
+        ids.retain(timer_runs);
         ids
     }
 
@@ -277,7 +280,8 @@ impl Core {
         }
     }
 
-    /// Tells a waiting task that its queue timer stands still or goes on. Not stored: a boot works it out.
+    /// Stops or continues the queue timer of a queued task. This is not stored, because a boot
+    /// derives it.
     pub(crate) fn update_task_queue_timer(
         &mut self,
         task: TaskId,

@@ -1,7 +1,7 @@
-//! Which waiting task goes to which daemon now, and why one goes nowhere.
+//! Chooses the next queued task and a daemon for it, and explains why a task cannot be placed.
 //!
-//! Reads queue, roster, fences and affinity; moves only the queue. It leases nothing: the caller does, and asks
-//! again, so that every choice is made on what is true by then.
+//! Reads the queue, roster, fences and affinity, and changes only the queue. The caller creates
+//! the lease and calls again, so that every choice is based on the current state.
 
 use std::fmt;
 
@@ -13,7 +13,8 @@ use crate::schedule::queue::{PlacementCandidate, TaskQueue};
 use crate::schedule::requirements::TaskRequirements;
 use crate::time::MonotonicTime;
 
-/// A task waits this long where its own attempt still holds a lease; that it is queued at all is then a mistake.
+/// Delay for a task whose own attempt still has a lease. Such a task should not be queued at
+/// all.
 const OWN_LEASE_WAIT_MS: u64 = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,8 @@ pub struct TaskPlacement {
     pub daemon: DaemonId,
 }
 
-/// The next task that can be leased, and to whom; it has left the queue. `None`: nothing can be placed now.
+/// The next task that can be leased, and its daemon; it has left the queue. `None` if nothing
+/// can be placed now.
 pub fn place_next(
     queue: &mut TaskQueue,
     roster: &mut DaemonRoster,
@@ -52,7 +54,8 @@ pub fn place_next(
     None
 }
 
-/// A lease ended, or a fence fell before its time: what waited for it looks again at what stands there now.
+/// A lease ended or a fence was lifted early: puts the tasks that waited for it back in the
+/// queue, where the remaining fences are checked again.
 pub fn release_fenced(queue: &mut TaskQueue, fence: &Fence) {
     queue.requeue(fence.task);
     if let Some(key) = &fence.conversation {
@@ -61,7 +64,7 @@ pub fn release_fenced(queue: &mut TaskQueue, fence: &Fence) {
     }
 }
 
-/// Whether somebody could take it at this moment: what `fail_fast` asks.
+/// Whether a daemon could take the task now; used by `fail_fast`.
 pub fn could_any_take(requirements: &TaskRequirements, roster: &DaemonRoster) -> bool {
     roster
         .available()
@@ -104,7 +107,8 @@ fn shared_conversation<'a>(
 
 enum DaemonChoice {
     Take(DaemonId),
-    /// Only daemons that have rejected this task are open to it; the first may be asked again then.
+    /// Only daemons that rejected this task are available. The first of them may be tried again
+    /// at this time.
     RetryAt(MonotonicTime),
     NoDaemon,
 }
@@ -117,33 +121,34 @@ fn choose_daemon(
 ) -> DaemonChoice {
     let excluded = |daemon: &RosterDaemon| roster.excluded_until(candidate.task, daemon.id, now);
     let suits = |daemon: &RosterDaemon| is_suitable(candidate, daemon, roster, now);
-    if let Some(wanted) = preferred_daemon(candidate, affinity).and_then(|id| roster.get(id))
-        && wanted.is_available()
-        && suits(wanted)
-        && excluded(wanted).is_none()
+    if let Some(preferred) = preferred_daemon(candidate, affinity).and_then(|id| roster.get(id))
+        && preferred.is_available()
+        && suits(preferred)
+        && excluded(preferred).is_none()
     {
-        return DaemonChoice::Take(wanted.id);
+        return DaemonChoice::Take(preferred.id);
     }
-    let mut passed: Option<MonotonicTime> = None;
+    let mut earliest_retry: Option<MonotonicTime> = None;
     for daemon in roster.available().filter(|daemon| suits(daemon)) {
         let Some(until) = excluded(daemon) else {
             return DaemonChoice::Take(daemon.id);
         };
-        passed = Some(passed.map_or(until, |earlier| earlier.min(until)));
+        earliest_retry = Some(earliest_retry.map_or(until, |earlier| earlier.min(until)));
     }
-    passed.map_or(DaemonChoice::NoDaemon, DaemonChoice::RetryAt)
+    earliest_retry.map_or(DaemonChoice::NoDaemon, DaemonChoice::RetryAt)
 }
 
 fn preferred_daemon(
     candidate: &PlacementCandidate,
     affinity: &ConversationAffinity,
 ) -> Option<DaemonId> {
-    let of_talk = candidate.conversation.as_ref();
-    let last = of_talk.and_then(|key| affinity.last_daemon(key));
+    let conversation = candidate.conversation.as_ref();
+    let last = conversation.and_then(|key| affinity.last_daemon(key));
     last.or(candidate.preferred_daemon)
 }
 
-/// A sick daemon is set aside only while another one could do the work, be it busy now.
+/// A sick daemon is set aside only while a healthy one could do the work, even if that one is
+/// busy now.
 fn is_suitable(
     candidate: &PlacementCandidate,
     daemon: &RosterDaemon,
@@ -163,26 +168,28 @@ fn is_suitable(
     !daemon.is_sick(now) || !roster.iter().any(healthy)
 }
 
-/// Why nobody takes a task: the first need that no daemon meets, or what is wrong with the one nearest to taking it.
+/// Why no daemon takes a task: the first need that no daemon meets, or the obstacle of the
+/// daemon that is closest to taking it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlacementObstacle {
-    /// No daemon, connected or not, meets this need together with those before it.
+    /// No daemon, connected or not, meets this need together with the needs before it.
     UnmetNeed(String),
     Daemon(DaemonObstacle),
 }
 
-/// What keeps a daemon that meets every need from taking the task; the later, the nearer it is.
+/// The obstacle of a daemon that meets every need. A later variant means that the daemon is
+/// closer to taking the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DaemonObstacle {
     Disconnected,
     Draining,
     /// Connected, but two heartbeats are missing.
     Silent,
-    /// Its machine cannot take work now, by its own word.
+    /// The daemon reports that its machine cannot take work now.
     Unfit,
     Busy,
     Sick,
-    /// It has just said no to this task.
+    /// It rejected this task a moment ago.
     Rejected,
 }
 
@@ -207,51 +214,51 @@ impl fmt::Display for PlacementObstacle {
             PlacementObstacle::UnmetNeed(need) => return write!(f, "no daemon {need}"),
             PlacementObstacle::Daemon(DaemonObstacle::Disconnected) => "is connected",
             PlacementObstacle::Daemon(DaemonObstacle::Draining) => {
-                "takes new work: they are draining"
+                "accepts new work: the connected ones are draining"
             }
-            PlacementObstacle::Daemon(DaemonObstacle::Silent) => "is heard: they miss heartbeats",
+            PlacementObstacle::Daemon(DaemonObstacle::Silent) => "sends heartbeats",
             PlacementObstacle::Daemon(DaemonObstacle::Unfit) => {
-                "has a machine that could take work now: they refuse any, full disks for example"
+                "accepts work now: their machines have a problem, such as a full disk"
             }
             PlacementObstacle::Daemon(DaemonObstacle::Busy) => "has a free slot",
             PlacementObstacle::Daemon(DaemonObstacle::Sick) => {
-                "is well: they are set aside after failures in a row"
+                "is healthy: they are set aside after repeated failures"
             }
             PlacementObstacle::Daemon(DaemonObstacle::Rejected) => {
-                "wants it: they have just rejected it"
+                "accepts this task: they rejected it a moment ago"
             }
         };
-        write!(f, "no daemon that could take it {why}")
+        write!(f, "no matching daemon {why}")
     }
 }
 
-/// `None` if somebody could take it now.
+/// The obstacle to placing a task; `None` if a daemon could take it now.
 pub fn placement_obstacle(
     requirements: &TaskRequirements,
     task: Option<TaskId>,
     roster: &DaemonRoster,
     now: MonotonicTime,
 ) -> Option<PlacementObstacle> {
-    let mut left: Vec<&RosterDaemon> = roster.iter().collect();
+    let mut matching: Vec<&RosterDaemon> = roster.iter().collect();
     for need in requirements.needs() {
-        left.retain(|daemon| requirements.meets_need(daemon, need));
-        if left.is_empty() {
+        matching.retain(|daemon| requirements.meets_need(daemon, need));
+        if matching.is_empty() {
             return Some(PlacementObstacle::UnmetNeed(need.to_string()));
         }
     }
-    let someone_is_well = left.iter().any(|d| d.takes_work() && !d.is_sick(now));
-    let lapse = |daemon: &&RosterDaemon| {
-        let sick = daemon.is_sick(now) && someone_is_well;
+    let any_healthy = matching.iter().any(|d| d.takes_work() && !d.is_sick(now));
+    let obstacle = |daemon: &&RosterDaemon| {
+        let sick = daemon.is_sick(now) && any_healthy;
         let rejected = task.and_then(|t| roster.excluded_until(t, daemon.id, now));
         daemon_obstacle(daemon)
             .or(sick.then_some(DaemonObstacle::Sick))
             .or(rejected.map(|_| DaemonObstacle::Rejected))
     };
-    let lapses: Option<Vec<DaemonObstacle>> = left.iter().map(lapse).collect();
-    lapses?.into_iter().max().map(PlacementObstacle::Daemon)
+    let obstacles: Option<Vec<DaemonObstacle>> = matching.iter().map(obstacle).collect();
+    obstacles?.into_iter().max().map(PlacementObstacle::Daemon)
 }
 
-/// Whatever the task: is it there, and has it room?
+/// The obstacle that applies to any task: the daemon is not connected or cannot take work.
 fn daemon_obstacle(daemon: &RosterDaemon) -> Option<DaemonObstacle> {
     match daemon.presence {
         DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => {

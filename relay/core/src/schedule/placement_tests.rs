@@ -1,4 +1,4 @@
-//! Each rule of placement with the placement that it refuses.
+//! Tests of each placement rule, with the placement that it must refuse.
 
 use uuid::Uuid;
 
@@ -12,7 +12,7 @@ use crate::schedule::queue::EligibleHolders;
 use crate::schedule::queue::QueuedTask;
 use crate::task::spec::TaskSpec;
 
-/// The pieces that placement reads, with a clock set by hand.
+/// The state that placement reads, with a manual clock.
 struct PlacementFixture {
     queue: TaskQueue,
     roster: DaemonRoster,
@@ -37,7 +37,7 @@ impl PlacementFixture {
         }
     }
 
-    /// Daemons 1 to n, all alike.
+    /// Daemons 1 to n with equal properties.
     fn with(n: u128) -> Self {
         Self::new((1..=n).map(hello))
     }
@@ -65,7 +65,7 @@ impl PlacementFixture {
         placed.map(|p| (p.task, p.daemon))
     }
 
-    /// Places everything that can be, leasing attempt n to task n.
+    /// Places every task that can be placed and leases attempt n for task n.
     fn all(&mut self) -> Vec<(TaskId, DaemonId)> {
         let mut placed = Vec::new();
         while let Some((task, daemon)) = self.next() {
@@ -107,18 +107,18 @@ fn task(n: u128) -> TaskId {
     TaskId(Uuid::from_u128(n))
 }
 
-fn went(n: u128, daemon: u128) -> (TaskId, DaemonId) {
+fn placed_on(n: u128, daemon: u128) -> (TaskId, DaemonId) {
     (task(n), daemon_id(daemon))
 }
 
-fn talking(name: &str) -> TaskSpec {
+fn in_conversation(name: &str) -> TaskSpec {
     TaskSpec {
         conversation_id: Some(name.into()),
         ..task_spec()
     }
 }
 
-/// A need, a daemon that has it, and its name in the explanation.
+/// A need, a daemon that meets it, and its text in the explanation.
 fn needs() -> Vec<(TaskSpec, DaemonHello, &'static str)> {
     let (mut label, mut capability, mut agent, mut target) =
         (task_spec(), task_spec(), task_spec(), task_spec());
@@ -139,38 +139,38 @@ fn needs() -> Vec<(TaskSpec, DaemonHello, &'static str)> {
 }
 
 #[test]
-fn a_need_is_met_or_the_task_waits_and_says_what_is_missing() {
-    for (spec, able, named) in needs() {
-        let mut bench = PlacementFixture::with(1);
-        bench.push(1, &spec);
-        assert_eq!(bench.next(), None, "{named}");
+fn a_task_waits_for_an_unmet_need_and_the_obstacle_names_it() {
+    for (spec, matching, named) in needs() {
+        let mut fixture = PlacementFixture::with(1);
+        fixture.push(1, &spec);
+        assert_eq!(fixture.next(), None, "{named}");
         let needs = TaskRequirements::from_spec(&spec);
-        assert!(!could_any_take(&needs, &bench.roster));
-        let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0)).unwrap();
+        assert!(!could_any_take(&needs, &fixture.roster));
+        let why = placement_obstacle(&needs, None, &fixture.roster, MonotonicTime(0)).unwrap();
         assert!(matches!(why, PlacementObstacle::UnmetNeed(_)));
         assert!(why.to_string().contains(named), "{why}");
         join(
-            &mut bench.roster,
+            &mut fixture.roster,
             session(2),
-            &able,
+            &matching,
             5_000,
             MonotonicTime(0),
         );
-        assert_eq!(bench.next(), Some(went(1, 2)), "{named}");
+        assert_eq!(fixture.next(), Some(placed_on(1, 2)), "{named}");
         assert_eq!(
-            placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0)),
+            placement_obstacle(&needs, None, &fixture.roster, MonotonicTime(0)),
             None
         );
     }
 }
 
 #[test]
-fn a_label_with_another_value_is_not_that_label() {
+fn a_label_with_another_value_does_not_match() {
     let (spec, mut wrong, _) = needs().remove(0);
     wrong.labels.insert("gpu".into(), "no".into());
-    let mut bench = PlacementFixture::new([wrong]);
-    bench.push(1, &spec);
-    assert_eq!(bench.next(), None);
+    let mut fixture = PlacementFixture::new([wrong]);
+    fixture.push(1, &spec);
+    assert_eq!(fixture.next(), None);
 }
 
 #[test]
@@ -183,45 +183,59 @@ fn a_daemon_of_another_tenant_is_never_used() {
         scope: TenantScope::One(tenant("acme")),
         ..hello(2)
     };
-    let mut bench = PlacementFixture::new([foreign]);
-    bench.push(1, &task_spec());
-    assert_eq!(bench.next(), None);
-    join(&mut bench.roster, session(2), &own, 5_000, MonotonicTime(0));
-    assert_eq!(bench.next(), Some(went(1, 2)));
+    let mut fixture = PlacementFixture::new([foreign]);
+    fixture.push(1, &task_spec());
+    assert_eq!(fixture.next(), None);
+    join(
+        &mut fixture.roster,
+        session(2),
+        &own,
+        5_000,
+        MonotonicTime(0),
+    );
+    assert_eq!(fixture.next(), Some(placed_on(1, 2)));
 }
 
 #[test]
 fn slots_are_never_overfilled_and_the_least_loaded_goes_first() {
-    let mut bench = PlacementFixture::with(2);
+    let mut fixture = PlacementFixture::with(2);
     for n in 1..=6 {
-        bench.push(n, &task_spec());
+        fixture.push(n, &task_spec());
     }
-    let placed = bench.all();
-    assert_eq!(placed, [went(1, 1), went(2, 2), went(3, 1), went(4, 2)]);
+    let placed = fixture.all();
+    assert_eq!(
+        placed,
+        [
+            placed_on(1, 1),
+            placed_on(2, 2),
+            placed_on(3, 1),
+            placed_on(4, 2)
+        ]
+    );
     let needs = TaskRequirements::from_spec(&task_spec());
-    let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
+    let why = placement_obstacle(&needs, None, &fixture.roster, MonotonicTime(0));
     assert_eq!(why, Some(PlacementObstacle::Daemon(DaemonObstacle::Busy)));
-    bench.roster.release_attempt(attempt(2), MonotonicTime(0));
-    assert_eq!(bench.all(), [went(5, 2)]);
+    fixture.roster.release_attempt(attempt(2), MonotonicTime(0));
+    assert_eq!(fixture.all(), [placed_on(5, 2)]);
 }
 
 #[test]
-fn urgent_work_goes_first_even_if_it_came_last() {
-    let mut bench = PlacementFixture::new([DaemonHello {
+fn a_higher_priority_task_is_placed_first() {
+    let mut fixture = PlacementFixture::new([DaemonHello {
         slots: 1,
         ..hello(1)
     }]);
-    bench.push(1, &task_spec());
+    fixture.push(1, &task_spec());
     let urgent = TaskSpec {
         priority: 90,
         ..task_spec()
     };
-    bench.push(2, &urgent);
-    assert_eq!(bench.all(), [went(2, 1)]);
+    fixture.push(2, &urgent);
+    assert_eq!(fixture.all(), [placed_on(2, 1)]);
 }
 
 #[test]
-fn draining_silent_and_away_daemons_get_nothing() {
+fn draining_silent_and_disconnected_daemons_get_no_work() {
     type RosterChange = fn(&mut DaemonRoster);
     let cases: [(RosterChange, DaemonObstacle); 4] = [
         (
@@ -247,117 +261,125 @@ fn draining_silent_and_away_daemons_get_nothing() {
             DaemonObstacle::Disconnected,
         ),
     ];
-    for (change, lapse) in cases {
-        let mut bench = PlacementFixture::with(1);
-        change(&mut bench.roster);
-        bench.push(1, &task_spec());
-        assert_eq!(bench.next(), None, "{lapse:?}");
+    for (change, obstacle) in cases {
+        let mut fixture = PlacementFixture::with(1);
+        change(&mut fixture.roster);
+        fixture.push(1, &task_spec());
+        assert_eq!(fixture.next(), None, "{obstacle:?}");
         let needs = TaskRequirements::from_spec(&task_spec());
-        let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
-        assert_eq!(why, Some(PlacementObstacle::Daemon(lapse)));
+        let why = placement_obstacle(&needs, None, &fixture.roster, MonotonicTime(0));
+        assert_eq!(why, Some(PlacementObstacle::Daemon(obstacle)));
     }
 }
 
 #[test]
-fn a_sick_daemon_is_passed_over_only_while_another_could_do_the_work() {
-    let mut bench = PlacementFixture::with(2);
-    bench.make_sick(1);
+fn a_sick_daemon_is_avoided_only_while_a_healthy_one_matches() {
+    let mut fixture = PlacementFixture::with(2);
+    fixture.make_sick(1);
     for n in 1..=3 {
-        bench.push(n, &task_spec());
+        fixture.push(n, &task_spec());
     }
     assert_eq!(
-        bench.all(),
-        [went(1, 2), went(2, 2)],
-        "task 3 waits for the healthy one"
+        fixture.all(),
+        [placed_on(1, 2), placed_on(2, 2)],
+        "task 3 waits for the healthy daemon"
     );
     let needs = TaskRequirements::from_spec(&task_spec());
-    let why = placement_obstacle(&needs, None, &bench.roster, MonotonicTime(0));
+    let why = placement_obstacle(&needs, None, &fixture.roster, MonotonicTime(0));
     assert_eq!(why, Some(PlacementObstacle::Daemon(DaemonObstacle::Sick)));
-    bench.roster.close_session(session(2), MonotonicTime(0));
-    assert_eq!(bench.all(), [went(3, 1)], "better a sick one than none");
+    fixture.roster.close_session(session(2), MonotonicTime(0));
+    assert_eq!(
+        fixture.all(),
+        [placed_on(3, 1)],
+        "a sick daemon is used when no other matches"
+    );
 }
 
 #[test]
-fn a_sick_daemon_is_used_again_after_its_minute_and_when_all_are_sick() {
-    let mut bench = PlacementFixture::with(2);
-    bench.make_sick(1);
+fn a_sick_daemon_is_used_after_a_minute_or_when_all_are_sick() {
+    let mut fixture = PlacementFixture::with(2);
+    fixture.make_sick(1);
     for n in 1..=3 {
-        bench.push(n, &task_spec());
+        fixture.push(n, &task_spec());
     }
-    bench.all();
-    bench.make_sick(2);
-    assert_eq!(bench.all(), [went(3, 1)]);
-    let mut bench = PlacementFixture::with(2);
-    bench.make_sick(1);
+    fixture.all();
+    fixture.make_sick(2);
+    assert_eq!(fixture.all(), [placed_on(3, 1)]);
+    let mut fixture = PlacementFixture::with(2);
+    fixture.make_sick(1);
     for n in 1..=3 {
-        bench.push(n, &task_spec());
+        fixture.push(n, &task_spec());
     }
-    bench.all();
-    bench.now = 60_000;
+    fixture.all();
+    fixture.now = 60_000;
     for n in 1..=2 {
-        bench
+        fixture
             .roster
             .heartbeat(session(n), false, 60_000, MonotonicTime(1));
     }
-    bench.roster.tick(MonotonicTime(bench.now));
-    assert_eq!(bench.all(), [went(3, 1)]);
+    fixture.roster.tick(MonotonicTime(fixture.now));
+    assert_eq!(fixture.all(), [placed_on(3, 1)]);
 }
 
 #[test]
-fn a_daemon_that_rejected_a_task_is_not_asked_again_at_once() {
-    let mut bench = PlacementFixture::with(1);
-    bench
+fn a_daemon_that_rejected_a_task_gets_it_again_only_after_backoff() {
+    let mut fixture = PlacementFixture::with(1);
+    fixture
         .roster
         .exclude(task(1), daemon_id(1), MonotonicTime(5_000));
-    bench.push(1, &task_spec());
-    bench.push(2, &task_spec());
-    assert_eq!(bench.all(), [went(2, 1)], "another task is welcome there");
+    fixture.push(1, &task_spec());
+    fixture.push(2, &task_spec());
+    assert_eq!(
+        fixture.all(),
+        [placed_on(2, 1)],
+        "the rejection applies to one task only"
+    );
     let needs = TaskRequirements::from_spec(&task_spec());
-    let why = placement_obstacle(&needs, Some(task(1)), &bench.roster, MonotonicTime(0));
+    let why = placement_obstacle(&needs, Some(task(1)), &fixture.roster, MonotonicTime(0));
     assert_eq!(
         why,
         Some(PlacementObstacle::Daemon(DaemonObstacle::Rejected))
     );
     join(
-        &mut bench.roster,
+        &mut fixture.roster,
         session(2),
         &hello(2),
         5_000,
         MonotonicTime(0),
     );
-    assert_eq!(bench.all(), [went(1, 2)], "a newcomer may take it");
-    let mut bench = PlacementFixture::with(1);
-    bench
+    assert_eq!(fixture.all(), [placed_on(1, 2)], "a new daemon may take it");
+    let mut fixture = PlacementFixture::with(1);
+    fixture
         .roster
         .exclude(task(1), daemon_id(1), MonotonicTime(5_000));
-    bench.push(1, &task_spec());
+    fixture.push(1, &task_spec());
     assert_eq!(
-        (bench.next(), bench.queue.next_requeue_at()),
+        (fixture.next(), fixture.queue.next_requeue_at()),
         (None, Some(MonotonicTime(5_000)))
     );
-    bench.now = 5_000;
-    assert_eq!(bench.next(), Some(went(1, 1)));
+    fixture.now = 5_000;
+    assert_eq!(fixture.next(), Some(placed_on(1, 1)));
 }
 
 #[test]
-fn a_conversation_goes_back_to_its_daemon_unless_that_one_cannot_take_it() {
-    let mut bench = PlacementFixture::with(2);
-    let key = ConversationKey::from_spec(&talking("c")).unwrap();
-    bench.affinity.remember(&key, daemon_id(2));
-    bench.push(1, &talking("c"));
-    bench.push(2, &task_spec());
-    assert_eq!(bench.all(), [went(1, 2), went(2, 1)]);
-    bench
+fn a_conversation_returns_to_its_last_daemon_if_that_is_available() {
+    let mut fixture = PlacementFixture::with(2);
+    let key = ConversationKey::from_spec(&in_conversation("c")).unwrap();
+    fixture.affinity.remember(&key, daemon_id(2));
+    fixture.push(1, &in_conversation("c"));
+    fixture.push(2, &task_spec());
+    assert_eq!(fixture.all(), [placed_on(1, 2), placed_on(2, 1)]);
+    fixture
         .roster
         .set_drained(daemon_id(2), true, MonotonicTime(0));
-    bench.push(3, &talking("c"));
-    assert_eq!(bench.all(), [went(3, 1)]);
+    fixture.push(3, &in_conversation("c"));
+    assert_eq!(fixture.all(), [placed_on(3, 1)]);
 }
 
 #[test]
-fn a_resumed_task_prefers_where_it_ran_before() {
-    let mut bench = PlacementFixture::with(3);
-    bench.queue.push(QueuedTask {
+fn a_resumed_task_prefers_its_previous_daemon() {
+    let mut fixture = PlacementFixture::with(3);
+    fixture.queue.push(QueuedTask {
         task: task(1),
         requirements: TaskRequirements::from_spec(&task_spec()),
         priority: 50,
@@ -365,44 +387,44 @@ fn a_resumed_task_prefers_where_it_ran_before() {
         preferred_daemon: Some(daemon_id(3)),
         eligible_holders: EligibleHolders::Daemons,
     });
-    assert_eq!(bench.next(), Some(went(1, 3)));
+    assert_eq!(fixture.next(), Some(placed_on(1, 3)));
 }
 
 #[test]
 fn one_attempt_of_a_conversation_is_leased_at_a_time() {
-    let mut bench = PlacementFixture::with(2);
-    bench.fence(9, Some("c"), FenceGuard::Leased);
-    bench.push(1, &talking("c"));
-    bench.push(2, &talking("c"));
-    bench.push(3, &talking("d"));
-    assert_eq!(bench.all(), [went(3, 1)]);
-    let fence = bench.fences.remove_fence(attempt(9)).unwrap();
-    release_fenced(&mut bench.queue, &fence);
-    assert_eq!(bench.next(), Some(went(1, 2)));
-    bench.fence(1, Some("c"), FenceGuard::Leased);
-    assert_eq!(bench.next(), None, "turn 2 waits for turn 1");
+    let mut fixture = PlacementFixture::with(2);
+    fixture.fence(9, Some("c"), FenceGuard::Leased);
+    fixture.push(1, &in_conversation("c"));
+    fixture.push(2, &in_conversation("c"));
+    fixture.push(3, &in_conversation("d"));
+    assert_eq!(fixture.all(), [placed_on(3, 1)]);
+    let fence = fixture.fences.remove_fence(attempt(9)).unwrap();
+    release_fenced(&mut fixture.queue, &fence);
+    assert_eq!(fixture.next(), Some(placed_on(1, 2)));
+    fixture.fence(1, Some("c"), FenceGuard::Leased);
+    assert_eq!(fixture.next(), None, "turn 2 waits for turn 1");
 }
 
 #[test]
-fn a_fenced_task_waits_for_proof_or_time_and_holds_nobody_else_up() {
-    let mut bench = PlacementFixture::with(1);
-    bench.fence(1, None, FenceGuard::Until(MonotonicTime(35_000)));
-    bench.push(1, &task_spec());
-    bench.push(2, &task_spec());
-    assert_eq!(bench.all(), [went(2, 1)]);
-    bench.roster.release_attempt(attempt(2), MonotonicTime(0));
-    assert_eq!(bench.next(), None, "a free slot is no proof");
-    assert_eq!(bench.queue.next_requeue_at(), Some(MonotonicTime(35_000)));
-    let fence = bench.fences.remove_fence(attempt(1)).unwrap();
-    release_fenced(&mut bench.queue, &fence);
-    assert_eq!(bench.next(), Some(went(1, 1)));
+fn a_fenced_task_waits_without_blocking_other_tasks() {
+    let mut fixture = PlacementFixture::with(1);
+    fixture.fence(1, None, FenceGuard::Until(MonotonicTime(35_000)));
+    fixture.push(1, &task_spec());
+    fixture.push(2, &task_spec());
+    assert_eq!(fixture.all(), [placed_on(2, 1)]);
+    fixture.roster.release_attempt(attempt(2), MonotonicTime(0));
+    assert_eq!(fixture.next(), None, "a free slot does not lift the fence");
+    assert_eq!(fixture.queue.next_requeue_at(), Some(MonotonicTime(35_000)));
+    let fence = fixture.fences.remove_fence(attempt(1)).unwrap();
+    release_fenced(&mut fixture.queue, &fence);
+    assert_eq!(fixture.next(), Some(placed_on(1, 1)));
 
-    let mut bench = PlacementFixture::with(1);
-    bench.fence(9, Some("c"), FenceGuard::Until(MonotonicTime(35_000)));
-    bench.push(1, &talking("c"));
-    assert_eq!(bench.next(), None);
-    bench.now = 34_999;
-    assert_eq!(bench.next(), None);
-    bench.now = 35_000;
-    assert_eq!(bench.next(), Some(went(1, 1)));
+    let mut fixture = PlacementFixture::with(1);
+    fixture.fence(9, Some("c"), FenceGuard::Until(MonotonicTime(35_000)));
+    fixture.push(1, &in_conversation("c"));
+    assert_eq!(fixture.next(), None);
+    fixture.now = 34_999;
+    assert_eq!(fixture.next(), None);
+    fixture.now = 35_000;
+    assert_eq!(fixture.next(), Some(placed_on(1, 1)));
 }

@@ -1,6 +1,8 @@
-//! What a task needs of a daemon, and whether one has it. Tasks with equal needs are placed as one class.
+//! The requirements of a task and whether a daemon meets them. Tasks with equal requirements
+//! are placed as one class.
 //!
-//! Only what does not change by itself is here: who is connected, busy or sick is the roster's.
+//! Only static properties are checked here. Whether a daemon is connected, busy or sick is in
+//! the roster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +22,7 @@ pub struct TaskRequirements {
     pub workspace: Option<String>,
 }
 
-/// One need that a daemon may lack; in the order in which they are explained.
+/// One requirement that a daemon may lack, in the order in which they are explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonNeed<'a> {
     Tenant,
@@ -60,7 +62,7 @@ impl TaskRequirements {
         self.needs().all(|need| self.meets_need(daemon, need))
     }
 
-    /// Each need, the most basic first.
+    /// Each requirement, the most basic first.
     pub fn needs(&self) -> impl Iterator<Item = DaemonNeed<'_>> {
         let labels = self.labels.iter().map(|(k, v)| DaemonNeed::Label(k, v));
         let capabilities = self.capabilities.iter().map(|c| DaemonNeed::Capability(c));

@@ -1,5 +1,5 @@
-//! How much waits and runs, for operators: counts and ages of what the caller may see. Changes nothing, and walks no task:
-//! counts are kept where tasks move (`open.rs`).
+//! Scheduler status for operators: counts and ages of what the caller may see. It changes
+//! nothing and iterates over no tasks; the counts are maintained in `open_task_limits.rs`.
 
 use crate::core_state::{Core, CoreTurn};
 use crate::ids::TenantScope;
@@ -8,7 +8,7 @@ use crate::io::effects::SchedulerView;
 use crate::io::stored_lookup::StoredRecords;
 use crate::schedule::open_task_limits::OpenTaskLimits;
 
-/// Counts and ages of what the caller may see.
+/// Reads the counts and ages that the caller may see.
 #[derive(Debug)]
 pub struct ReadSchedulerStatus {
     pub scope: TenantScope,
@@ -24,7 +24,7 @@ impl Command for ReadSchedulerStatus {
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
         let (counts, oldest) = core.open_limits.counts(&self.scope);
-        let holds = u64::from(core.scheduler.active_suspension().is_some());
+        let suspended = u64::from(core.scheduler.active_suspension().is_some());
         let view = SchedulerView {
             open: counts.open,
             pending: counts.pending,
@@ -33,7 +33,7 @@ impl Command for ReadSchedulerStatus {
             needs_attention: counts.needs_attention,
             paused_tasks: counts.paused,
             pending_inputs: counts.inputs,
-            inherited: counts.inherited * holds,
+            inherited: counts.inherited * suspended,
             oldest_queued_ms: oldest.map_or(0, |since| turn.now.wall.0.saturating_sub(since.0)),
             ..core.pauses_and_daemons(&self.scope)
         };
@@ -42,26 +42,26 @@ impl Command for ReadSchedulerStatus {
 }
 
 impl Core {
-    /// What is no task's: pauses and daemons.
+    /// The part of the status that concerns no task: pauses and daemons.
     fn pauses_and_daemons(&self, scope: &TenantScope) -> SchedulerView {
         let tenants = self.pauses.active_pauses();
-        let theirs = tenants.filter(|(tenant, _)| scope.covers(tenant));
+        let visible_pauses = tenants.filter(|(tenant, _)| scope.covers(tenant));
         let changes = self.pauses.changes.iter();
         let visible = changes.filter(|change| match &change.scope {
             TenantScope::All => true,
             TenantScope::One(tenant) => scope.covers(tenant),
         });
         let online = self.roster.iter().filter(|daemon| {
-            let works_for_them = match scope {
+            let in_scope = match scope {
                 TenantScope::All => true,
                 TenantScope::One(tenant) => daemon.scope.covers(tenant),
             };
-            works_for_them && self.roster.session_of(daemon.id).is_some()
+            in_scope && self.roster.session_of(daemon.id).is_some()
         });
         let slots: Vec<u64> = online.map(|d| u64::from(d.free_slots())).collect();
         SchedulerView {
             paused: self.scheduler.paused.clone(),
-            tenants: theirs
+            tenants: visible_pauses
                 .map(|(tenant, pause)| (tenant.clone(), pause.clone()))
                 .collect(),
             changes: visible.cloned().collect(),
@@ -72,11 +72,12 @@ impl Core {
         }
     }
 
-    /// For judges: whether the counts that are kept are those of the tasks that there are.
+    /// For tests and simulations: whether the maintained counts match the tasks.
     pub fn counts_are_true(&self) -> bool {
         let mut recount = OpenTaskLimits::default();
         for live in self.tasks.values() {
-            // Once no hold stands it is no longer kept up to date, and not told.
+            // Without an active suspension the `inherited` count is neither updated nor shown,
+            // so the old value is compared with itself.
             let inherited = match self.scheduler.active_suspension() {
                 Some(_) => self.scheduler.suspension_of(live.id()).is_some(),
                 None => self.open_limits.is_inherited(live.id()),

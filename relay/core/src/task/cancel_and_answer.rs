@@ -1,5 +1,5 @@
-//! What people ask of a task: cancel, answer. Each is one write and one reply, and safe to ask twice. What operators do
-//! is in `force.rs`.
+//! Requests of people about one task: cancel and answer. Each is one write and one reply, and
+//! can be repeated safely. Operator requests are in `operator/task_operation.rs`.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 
-/// Idempotent: a task that is finished or already being canceled is answered unchanged.
+/// Cancels a task. Idempotent: a task that is finished or already being canceled is returned
+/// unchanged.
 #[derive(Debug)]
 pub struct CancelTask {
     pub tenant: TenantId,
@@ -30,8 +31,8 @@ pub struct CancelTask {
 #[derive(Debug)]
 pub struct CanceledTask {
     pub record: Arc<TaskRecord>,
-    /// It had ended when the request was decided, and is unchanged. Only the core can tell: it may have ended a moment
-    /// before.
+    /// The task had ended before the request was decided and is unchanged. Only the core can
+    /// decide this, because the task may have ended just before.
     pub already_finished: bool,
 }
 
@@ -42,7 +43,7 @@ impl Command for CancelTask {
         StoredNeeds::task(&self.tenant, self.task)
     }
 
-    /// Requested here; delivered and confirmed are reported by the holder.
+    /// Records the request. The holder reports delivery and confirmation.
     fn run(
         self,
         core: &mut Core,
@@ -67,7 +68,8 @@ impl Command for CancelTask {
     }
 }
 
-/// Answers a permission request or question of a live attempt. Stored once, then sent until the daemon confirms it.
+/// Answers a permission request or a question of a live attempt. The answer is stored once,
+/// then sent until the daemon confirms it.
 #[derive(Debug)]
 pub struct AnswerInput {
     pub tenant: TenantId,
@@ -110,7 +112,8 @@ impl Command for AnswerInput {
     }
 }
 
-/// A task that is not live is finished, or not this tenant's.
+/// The record of a finished task of this tenant. A task that is not live is finished or belongs
+/// to another tenant.
 fn finished_record(tenant: &TenantId, stored: StoredRecords) -> Result<Arc<TaskRecord>, Rejection> {
     let finished = stored.finished.map(|finished| finished.record);
     let own = finished.filter(|record| record.tenant == *tenant);
@@ -126,7 +129,8 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         let operator = by.operator;
-        // Also one that has ended: it may still run, and its receipt confirms the cancel.
+        // The newest attempt is named even if it has ended: its processes may still run, and
+        // their termination receipt confirms the cancel.
         let attempt = Some(live.newest_attempt().id);
         let record = live.record_mut();
         record.cancel = Some(CancelRecord {
@@ -141,14 +145,15 @@ impl Core {
         (record.retry, record.attention) = (None, None);
         live.retry_at = None;
         live.add_event(TimelineEventKind::CancelRequested, reason);
-        let replaces = matches!(
+        let already_ending = matches!(
             live.newest_attempt().state,
             AttemptState::CleaningUp { pending: Some(_) }
         );
         self.queue.remove(live.id());
         self.apply_event(live, MachineEvent::CancelAsked { operator }, None, turn);
-        if replaces {
-            // It is being ended for another reason already; the holder learns that a person wants it, too.
+        if already_ending {
+            // It is already being ended for another reason. The holder is notified of the
+            // cancel as well.
             self.send_cancel(live, turn);
         }
         let dead = self
@@ -169,7 +174,7 @@ impl Core {
     ) -> Result<(), Rejection> {
         let newest = &live.newest_attempt().inputs;
         if !newest.iter().any(|known| known.id == input) || !live.is_newest_leased() {
-            // An input of an earlier attempt is history: it must never reach the next one.
+            // An answer to an input of an earlier attempt must never reach the next one.
             return check_given_answer(&live.record().attempts, input, &answer);
         }
         match self.apply_event(live, MachineEvent::Answered(input, answer), None, turn) {
@@ -226,16 +231,17 @@ impl Core {
     }
 }
 
-/// An answer to what is over changes nothing: it is the one that was given, another one, or too late.
+/// Checks an answer to an input that is closed. It changes nothing: it equals the stored
+/// answer, conflicts with it, or is too late.
 fn check_given_answer(
     attempts: &[AttemptRecord],
     input: InputId,
     answer: &StoredAnswer,
 ) -> Result<(), Rejection> {
     let mut inputs = attempts.iter().rev().flat_map(|attempt| &attempt.inputs);
-    let asked = inputs.find(|asked| asked.id == input);
-    let asked = asked.ok_or(Rejection::UnknownInput)?;
-    match asked.state.answer() {
+    let known = inputs.find(|known| known.id == input);
+    let known = known.ok_or(Rejection::UnknownInput)?;
+    match known.state.answer() {
         Some(given) if size_limits::is_same_answer(given, answer) => Ok(()),
         Some(_) => Err(Rejection::AnswerConflict),
         None => Err(Rejection::InputClosed),

@@ -1,5 +1,5 @@
-//! What looks wrong about a task, for people who look at it. One pure function from facts to findings; it changes nothing,
-//! and nothing acts on it.
+//! Problems of a task, for people who inspect it. One pure function turns facts into findings.
+//! It changes nothing, and no code acts on its result.
 
 use crate::ids::AttemptId;
 use crate::io::session_input::NO_RESULT_MESSAGE;
@@ -8,30 +8,30 @@ use crate::record::{
     TerminationReceipt, TimelineEventKind,
 };
 
-/// A worker that has said nothing for this long is worth a look, whatever its deadlines are.
+/// A worker that has sent no frame for this long is reported, whatever its deadlines are.
 const QUIET_MS: u64 = 10 * 60 * 1_000;
 
-/// What can look wrong.
+/// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskProblem {
-    /// No sign of life for long.
+    /// The worker has sent nothing for a long time.
     Stuck,
-    /// Leased to a daemon that has no stream.
+    /// Leased to a daemon that is not connected.
     Orphan,
-    /// Queued, and no daemon on record could ever take it.
+    /// Queued, and no known daemon could ever take it.
     Stranded,
-    /// Its processes are gone and no result came.
+    /// Its processes are gone and it delivered no result.
     Crashed,
-    /// A lease that was not renewed for two heartbeats.
+    /// The lease was not renewed for two heartbeats.
     StaleLease,
-    /// Output is missing and no record says so.
+    /// Output is missing without a recorded cut.
     StreamGap,
-    /// A phase came twice or backwards.
+    /// A phase was reported twice or out of order.
     PhaseRegression,
 }
 
 impl TaskProblem {
-    /// The stable name on every surface.
+    /// The stable name in every interface.
     pub fn as_str(self) -> &'static str {
         match self {
             TaskProblem::Stuck => "attempt_stuck",
@@ -49,32 +49,33 @@ impl TaskProblem {
 pub struct TaskDiagnosis {
     pub problem: TaskProblem,
     pub attempt: AttemptId,
-    /// What was seen, and what comes of it by itself.
+    /// What was observed, and what happens next or what to do.
     pub message: String,
 }
 
-/// What is known besides the record. A finished task has only that.
+/// Facts that are not in the record. For a finished task all of them are absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiagnosisFacts<'a> {
-    /// Its holder has no stream.
+    /// The daemon that holds the lease is not connected.
     pub holder_disconnected: bool,
-    /// Since its worker last said something.
+    /// Time since the worker last sent a frame.
     pub quiet_ms: Option<u64>,
-    /// Since its lease was last renewed, and how often it should be.
+    /// Time since the last renewal of the lease, and the interval at which it should be
+    /// renewed.
     pub unrenewed_ms: Option<u64>,
     pub heartbeat_ms: u64,
-    /// What no daemon on record has, in words.
+    /// The requirement that no known daemon meets, in words.
     pub unmet_need: Option<&'a str>,
-    /// How far its output is stored; none where the log does not know the attempt.
+    /// The number of output bytes stored; absent if the output log has no such attempt.
     pub stored_output_bytes: Option<u64>,
 }
 
-/// Looks at the newest attempt.
+/// Finds the problems of the newest attempt.
 pub fn diagnose(record: &TaskRecord, facts: &DiagnosisFacts<'_>) -> Vec<TaskDiagnosis> {
     let Some(newest) = record.newest_attempt() else {
         return Vec::new();
     };
-    let found = [
+    let findings = [
         find_stuck(newest, facts),
         find_orphan(newest, facts),
         find_stranded(newest, facts),
@@ -83,17 +84,17 @@ pub fn diagnose(record: &TaskRecord, facts: &DiagnosisFacts<'_>) -> Vec<TaskDiag
         find_stream_gap(newest, facts),
         find_phase_regression(record, newest),
     ];
-    let name = |(problem, words)| TaskDiagnosis {
+    let with_attempt = |(problem, message)| TaskDiagnosis {
         problem,
         attempt: newest.id,
-        message: words,
+        message,
     };
-    found.into_iter().flatten().map(name).collect()
+    findings.into_iter().flatten().map(with_attempt).collect()
 }
 
 type DiagnosisFinding = Option<(TaskProblem, String)>;
 
-/// Who waits for a person may be silent.
+/// An attempt that waits for a person may be silent.
 fn find_stuck(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
     let works = attempt.state.is_leased()
         && !matches!(
@@ -101,21 +102,21 @@ fn find_stuck(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisF
             AttemptState::Offered | AttemptState::WaitingInput
         );
     let quiet_ms = facts.quiet_ms.filter(|ms| works && *ms >= QUIET_MS)?;
-    let words = format!(
-        "its worker has said nothing for {} s; read its output, then wait or take it away",
+    let message = format!(
+        "the worker has sent nothing for {} s; read the output, then wait or force-release the task",
         quiet_ms / 1_000
     );
-    Some((TaskProblem::Stuck, words))
+    Some((TaskProblem::Stuck, message))
 }
 
 fn find_orphan(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
     let holder = attempt.daemon_holder()?;
     (attempt.state.is_leased() && facts.holder_disconnected).then(|| {
-        let words = format!(
-            "daemon {} holds it and is not connected; if it does not come back, the lease ends it",
+        let message = format!(
+            "daemon {} holds the lease and is not connected; if it stays away, the lease expires",
             holder.name
         );
-        (TaskProblem::Orphan, words)
+        (TaskProblem::Orphan, message)
     })
 }
 
@@ -123,8 +124,10 @@ fn find_stranded(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> Diagnos
     let need = facts
         .unmet_need
         .filter(|_| attempt.state == AttemptState::Queued)?;
-    let words = format!("no daemon on record {need}, so nobody could ever take it");
-    Some((TaskProblem::Stranded, words))
+    let message = format!(
+        "no known daemon {need}, so the task cannot be placed; start one that does, or cancel it"
+    );
+    Some((TaskProblem::Stranded, message))
 }
 
 fn find_crashed(attempt: &AttemptRecord) -> DiagnosisFinding {
@@ -149,34 +152,35 @@ fn find_crashed(attempt: &AttemptRecord) -> DiagnosisFinding {
         | AttemptState::Parked(_) => false,
     };
     gone.then(|| {
-        let told = attempt.state.end().and_then(|end| end.message.as_deref());
+        let message = attempt.state.end().and_then(|end| end.message.as_deref());
         (
             TaskProblem::Crashed,
-            told.unwrap_or(NO_RESULT_MESSAGE).to_owned(),
+            message.unwrap_or(NO_RESULT_MESSAGE).to_owned(),
         )
     })
 }
 
-/// A daemon that restarts on purpose holds what it has, and renews nothing meanwhile.
+/// A daemon that restarts as planned has extended its leases and renews none meanwhile.
 fn find_stale_lease(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
     let lease = attempt.lease.as_ref()?;
     let renewed = attempt.state.is_leased() && lease.granted_ms <= lease.ttl_ms;
     let late = |ms: &u64| *ms > facts.heartbeat_ms.saturating_mul(2);
     let unrenewed_ms = facts.unrenewed_ms.filter(|ms| renewed && late(ms))?;
-    let words = format!(
-        "its lease of {} s was last renewed {} s ago; more than two heartbeats are missing",
+    let message = format!(
+        "the lease of {} s was last renewed {} s ago; more than two heartbeats are missing",
         lease.ttl_ms / 1_000,
         unrenewed_ms / 1_000
     );
-    Some((TaskProblem::StaleLease, words))
+    Some((TaskProblem::StaleLease, message))
 }
 
-/// What the last frame named as the end is more than what is stored with its cuts.
+/// The terminal frame reported more output than is stored, counting recorded cuts.
 fn find_stream_gap(attempt: &AttemptRecord, facts: &DiagnosisFacts<'_>) -> DiagnosisFinding {
     let (last, durable) = (attempt.final_offset?, facts.stored_output_bytes?);
     (durable < last).then(|| {
-        let words = format!("its output ends at byte {last}, and only {durable} bytes are stored");
-        (TaskProblem::StreamGap, words)
+        let message =
+            format!("the output ends at byte {last}, but only {durable} bytes are stored");
+        (TaskProblem::StreamGap, message)
     })
 }
 
@@ -188,9 +192,9 @@ fn find_phase_regression(record: &TaskRecord, attempt: &AttemptRecord) -> Diagno
         }
         _another => None,
     })?;
-    let words = format!(
-        "its daemon said {} twice or after a later phase; the word changed nothing",
+    let message = format!(
+        "the daemon reported phase {} twice or after a later phase; the report was ignored",
         phase.as_str()
     );
-    Some((TaskProblem::PhaseRegression, words))
+    Some((TaskProblem::PhaseRegression, message))
 }

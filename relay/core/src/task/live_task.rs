@@ -1,7 +1,9 @@
-//! A live task in memory: its record, the timers of its newest attempt and what is not worth storing.
+//! A live task in memory: its record, the timers of its newest attempt, and state that is not
+//! stored.
 //!
-//! Every change goes through `record_mut`, which marks it for writing; `notes` becomes the timeline when the change
-//! is complete and the task's new state is known. It decides nothing.
+//! Every durable change goes through `record_mut`, which marks the task for writing. Pending
+//! events become timeline events when the change is complete and the new state of the task is
+//! known. This module makes no decisions.
 
 use std::sync::Arc;
 
@@ -23,21 +25,23 @@ pub struct LiveTask {
     pub(crate) spec: Arc<TaskSpec>,
     record: Arc<TaskRecord>,
     pub(crate) timers: TimerSet,
-    /// When the backoff of a due retry ends.
+    /// When the backoff of a scheduled retry ends.
     pub(crate) retry_at: Option<MonotonicTime>,
-    /// What was left of the queue deadline when the newest attempt was offered.
+    /// Time left of the queue deadline when the newest attempt was offered.
     pub(crate) queue_remaining_ms: Option<u64>,
-    /// Control frames up to here are in the newest record handed to the store; only they may be acknowledged.
+    /// Control frames up to this number are in the newest record given to the store. Only these
+    /// may be acknowledged.
     pub(crate) ackable_seq: u64,
-    /// When the newest attempt was confirmed, and in how many heartbeats since it was not named.
+    /// When the newest attempt was confirmed, and how many heartbeats since then did not list
+    /// it.
     pub(crate) confirmed_at: Option<MonotonicTime>,
     pub(crate) missed_heartbeats: u8,
-    /// When its worker last said something about it, and when it was last renewed.
+    /// When the holder last sent a frame about it, and when its lease was last renewed.
     pub(crate) last_frame_at: Option<MonotonicTime>,
     pub(crate) renewed_at: Option<MonotonicTime>,
-    /// Stall credit given since the last renewal.
+    /// Stall credit added since the last renewal.
     pub(crate) stall_credit_ms: u64,
-    /// It was finished and is live again, which the store has not been told yet.
+    /// The task was finished and is live again; the next write must move it back in the store.
     reopened: bool,
     dirty: bool,
     pending_events: Vec<PendingEvent>,
@@ -51,7 +55,7 @@ struct PendingEvent {
     message: Option<Arc<str>>,
 }
 
-/// A finished change: what to write and what is new in it.
+/// A completed change: the record to write and the events that it adds.
 pub(crate) struct TaskChange {
     pub(crate) record: Arc<TaskRecord>,
     pub(crate) events: Vec<Arc<TimelineEvent>>,
@@ -92,7 +96,7 @@ impl LiveTask {
         Arc::clone(&self.record)
     }
 
-    /// For changes that must be stored.
+    /// For changes that must be stored; marks the task for writing.
     pub(crate) fn record_mut(&mut self) -> &mut TaskRecord {
         self.dirty = true;
         Arc::make_mut(&mut self.record)
@@ -113,7 +117,8 @@ impl LiveTask {
         self.newest_attempt().state.is_leased()
     }
 
-    /// Takes the number of a frame that changed nothing. Not stored: a replay after a restart is judged again.
+    /// Records the number of a frame that changed nothing. It is not stored, because a replay
+    /// after a restart is checked again.
     pub(crate) fn consume_control_seq(&mut self, control_seq: u64) {
         if let Some(newest) = Arc::make_mut(&mut self.record).attempts.last_mut() {
             newest.control_seq = control_seq;
@@ -124,8 +129,8 @@ impl LiveTask {
         TimerLimits::of_task(spec, config)
     }
 
-    /// The same for an attempt that is leased: a daemon reports the phases that a profile times, an agent that holds
-    /// the lease itself reports none.
+    /// The limits of a leased attempt. An agent that holds the lease reports no phases, so the
+    /// phase timers of a profile apply only to daemons.
     pub(crate) fn attempt_timer_limits<'a>(
         attempt: &AttemptRecord,
         spec: &'a TaskSpec,
@@ -138,55 +143,55 @@ impl LiveTask {
         }
     }
 
-    /// Tells the newest attempt's machine, and notes what it says.
+    /// Applies an event to the newest attempt and collects the timeline events that result.
     pub(crate) fn apply_event(
         &mut self,
         event: MachineEvent,
-        scene: &AttemptContext<'_>,
+        context: &AttemptContext<'_>,
     ) -> EventOutcome {
         let newest = self.record.attempts.len() - 1;
         let mut timers = std::mem::take(&mut self.timers);
-        let outcome = self.apply_event_at(newest, event, &mut timers, scene);
+        let outcome = self.apply_event_at(newest, event, &mut timers, context);
         self.timers = timers;
         outcome
     }
 
-    /// The same for any attempt; its timers are the caller's.
+    /// Applies an event to any attempt. The caller provides its timers.
     pub(crate) fn apply_event_at(
         &mut self,
         index: usize,
         event: MachineEvent,
         timers: &mut TimerSet,
-        scene: &AttemptContext<'_>,
+        context: &AttemptContext<'_>,
     ) -> EventOutcome {
         let attempt = &mut Arc::make_mut(&mut self.record).attempts[index];
-        let was_over = attempt.state.end().is_some();
-        let limits = Self::attempt_timer_limits(attempt, &self.spec, scene.config);
+        let had_ended = attempt.state.end().is_some();
+        let limits = Self::attempt_timer_limits(attempt, &self.spec, context.config);
         let mut machine = AttemptMachine {
             attempt,
             timers,
             spec: &self.spec,
             limits,
-            config: scene.config,
-            connected: scene.connected,
-            now: scene.now,
+            config: context.config,
+            connected: context.connected,
+            now: context.now,
             timeline_events: Vec::new(),
         };
         let outcome = machine.apply(event);
-        let notes = std::mem::take(&mut machine.timeline_events);
-        if !was_over && attempt.state.end().is_some() {
-            attempt.budgets_at_ms = scene.uptime_ms;
+        let kinds = std::mem::take(&mut machine.timeline_events);
+        if !had_ended && attempt.state.end().is_some() {
+            attempt.budgets_at_ms = context.uptime_ms;
         }
         let at = Some((attempt.id, attempt.state.kind()));
         let message = attempt.state.end().and_then(|end| end.message.clone());
-        for kind in notes {
+        for kind in kinds {
             let message = message
                 .clone()
                 .filter(|_| matches!(kind, TimelineEventKind::Ended { .. }));
             self.pending_events.push(PendingEvent {
                 kind,
                 attempt: at,
-                observed: scene.observed,
+                observed: context.observed,
                 message,
             });
         }
@@ -208,25 +213,29 @@ impl LiveTask {
         self.dirty = true;
     }
 
-    /// Adds a daemon's words to the newest note.
+    /// Adds the daemon's message to the newest pending event, unless that already has one.
     pub(crate) fn set_event_message(&mut self, message: Option<Arc<str>>) {
-        if let (Some(note), Some(message)) = (self.pending_events.last_mut(), message) {
-            note.message.get_or_insert(message);
+        if let (Some(event), Some(message)) = (self.pending_events.last_mut(), message) {
+            event.message.get_or_insert(message);
         }
     }
 
-    /// What a daemon says about where one of its attempts ran.
-    pub(crate) fn set_workspace(&mut self, attempt: AttemptId, said: Option<Box<WorkspaceReport>>) {
+    /// Stores the daemon's report about the workspace of one of its attempts.
+    pub(crate) fn set_workspace(
+        &mut self,
+        attempt: AttemptId,
+        report: Option<Box<WorkspaceReport>>,
+    ) {
         let index = self.record.attempts.iter().position(|a| a.id == attempt);
-        let (Some(index), Some(said)) = (index, said) else {
+        let (Some(index), Some(report)) = (index, report) else {
             return;
         };
-        if self.record.attempts[index].workspace.as_ref() != Some(&said) {
-            self.record_mut().attempts[index].workspace = Some(said);
+        if self.record.attempts[index].workspace.as_ref() != Some(&report) {
+            self.record_mut().attempts[index].workspace = Some(report);
         }
     }
 
-    /// The same for an attempt that need not be the newest.
+    /// Adds an event for an attempt that need not be the newest.
     pub(crate) fn add_event_for(&mut self, index: usize, kind: TimelineEventKind) {
         let attempt = &self.record.attempts[index];
         let attempt = Some((attempt.id, attempt.state.kind()));
@@ -251,12 +260,13 @@ impl LiveTask {
         std::mem::take(&mut self.reopened)
     }
 
-    /// Whether something is waiting to be written.
+    /// Whether a change is waiting to be written.
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty
     }
 
-    /// The lease lasts at least until `until`, plus grace. Not stored: a boot arms it in full anyway.
+    /// Extends the lease until at least `until`, plus grace. The end is not stored, because a
+    /// boot arms the full lease anyway.
     pub(crate) fn renew_lease(
         &mut self,
         until: MonotonicTime,
@@ -286,7 +296,7 @@ impl LiveTask {
         }
     }
 
-    /// Something to look at again, at the latest.
+    /// When the task needs the next tick, if it does.
     pub(crate) fn next_due(&self) -> Option<MonotonicTime> {
         self.timers
             .next_due_at()
@@ -299,15 +309,15 @@ impl LiveTask {
         self.timers.fires_at(&TimerKey::Lease)
     }
 
-    /// Completes a change: derives the state, numbers the notes, brings the budgets up to date. `None` if nothing
-    /// durable changed.
+    /// Completes a change: derives the task state, numbers the pending events and updates the
+    /// budgets. Returns `None` if nothing durable changed.
     pub(crate) fn finish_change(&mut self, now: ClockReading, clock_ms: u64) -> Option<TaskChange> {
         if !self.dirty {
             return None;
         }
         self.dirty = false;
         let deadline = self.displayed_deadline(now);
-        let notes = std::mem::take(&mut self.pending_events);
+        let pending_events = std::mem::take(&mut self.pending_events);
         let budgets = self.timers.budgets(now.monotonic);
         let retry_left = self.retry_at.map(|at| at.since(now.monotonic));
         let lease_left = self.timers.left_ms(&TimerKey::Lease, now.monotonic);
@@ -316,7 +326,7 @@ impl LiveTask {
             if let (Some(lease), Some(left)) = (&mut newest.lease, lease_left)
                 && left <= lease.ttl_ms
             {
-                // A hold has run out: what is outstanding is an ordinary grant again.
+                // A lease extension has run out. Only an ordinary grant is outstanding again.
                 lease.granted_ms = lease.ttl_ms;
             }
             newest.budgets = budgets;
@@ -335,19 +345,19 @@ impl LiveTask {
             .is_terminal()
             .then(|| record.ended.unwrap_or(now.wall));
         let state = record.state;
-        let mut events = Vec::with_capacity(notes.len());
-        for mut note in notes {
-            size_limits::clip_optional(&mut note.message, size_limits::MAX_NOTE_BYTES);
+        let mut events = Vec::with_capacity(pending_events.len());
+        for mut pending in pending_events {
+            size_limits::clip_optional(&mut pending.message, size_limits::MAX_NOTE_BYTES);
             record.revision += 1;
             let event = Arc::new(TimelineEvent {
                 revision: record.revision,
                 at: now.wall,
-                observed_at: note.observed,
-                attempt: note.attempt.map(|(id, _)| id),
-                kind: note.kind,
-                state: note.attempt.map(|(_, state)| state),
+                observed_at: pending.observed,
+                attempt: pending.attempt.map(|(id, _)| id),
+                kind: pending.kind,
+                state: pending.attempt.map(|(_, state)| state),
                 task_state: state,
-                message: note.message,
+                message: pending.message,
                 deadline,
             });
             record.timeline.push(Arc::clone(&event));
@@ -359,7 +369,7 @@ impl LiveTask {
         })
     }
 
-    /// The deadline that people want to see: the next one that is not the lease.
+    /// The deadline shown to people: the next one except the lease.
     fn displayed_deadline(&self, now: ClockReading) -> Option<(TimerKind, WallTime)> {
         let running = self.timers.armed_timers().filter_map(|armed| match armed {
             ArmedTimerView::Running { key, limit_at, .. } if key != TimerKey::Lease => {
@@ -372,17 +382,17 @@ impl LiveTask {
     }
 }
 
-/// What an event of one moment needs besides the task.
+/// The data besides the task that applying an event needs.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) config: &'a Config,
     pub(crate) connected: bool,
     pub(crate) now: ClockReading,
-    /// The relay's uptime: what the age of an end is counted by.
+    /// The uptime of the relay. The age of an attempt's end is measured by it.
     pub(crate) uptime_ms: u64,
     pub(crate) observed: Option<WallTime>,
 }
 
-/// A moment on the wall clock, for display.
+/// Converts a monotonic time to wall time, for display.
 pub(crate) fn wall_time_at(at: MonotonicTime, now: ClockReading) -> WallTime {
     if at >= now.monotonic {
         WallTime(now.wall.0.saturating_add(at.since(now.monotonic)))

@@ -1,6 +1,7 @@
-//! One task from submit to removal: its immutable spec, its live state in memory, its derived state, and what clients ask of it (submit, cancel, answer).
-//! Also the size limits of its record, diagnosis and retention.
-//! It does not decide attempt transitions (attempt/machine) nor where a task runs (schedule/).
+//! One task from submit to removal: its immutable spec, its live state in memory, its derived
+//! state, and the requests of clients (submit, cancel, answer). Also the size limits of its
+//! record, diagnosis and retention. It does not decide attempt transitions (attempt/machine) or
+//! where a task runs (schedule/).
 
 pub(crate) mod cancel_and_answer;
 pub mod diagnosis;

@@ -1,5 +1,6 @@
-//! Retention's half in the core: a finished task is let go once nothing can still be said about it, and a daemon once
-//! nothing can still come from it. When that should be, and how much, is the shell's to choose; here is what must hold.
+//! The retention rules of the core. A finished task may be removed once no late result or
+//! receipt can arrive for it, and a daemon may be forgotten once it can deliver nothing more.
+//! The shell decides when to remove and how much; this module checks that it is safe.
 
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use crate::record::{DaemonRecord, ForgottenDaemon};
 use crate::task::size_limits;
 use crate::time::{ClockReading, WallTime};
 
-/// What is stored of a daemon says when it was last seen at least as exactly as this.
+/// The stored `last_seen` of a connected daemon is at most this old.
 const LAST_SEEN_ACCURACY_MS: u64 = 24 * 60 * 60 * 1_000;
 
-/// Retention wants finished tasks gone. Those that may still change stay; the reply names the removed ones.
+/// Removes finished tasks. Tasks that may still change stay; the reply lists the removed ones.
 #[derive(Debug)]
 pub struct RemoveFinishedTasks {
     pub tasks: Vec<(TenantId, TaskId)>,
@@ -36,26 +37,26 @@ impl Command for RemoveFinishedTasks {
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Vec<TaskId>> {
         let mut removed: Vec<TaskId> = Vec::with_capacity(stored.removable.len());
-        for one in stored.removable {
-            let twice = removed.contains(&one.record.task);
-            if twice || !core.may_remove_task(&one, turn.now) {
+        for candidate in stored.removable {
+            let repeated = removed.contains(&candidate.record.task);
+            if repeated || !core.may_remove_task(&candidate, turn.now) {
                 continue;
             }
-            removed.push(one.record.task);
+            removed.push(candidate.record.task);
             turn.push_change(RecordChange::RemoveTask {
-                tenant: one.record.tenant.clone(),
-                task: one.record.task,
-                idempotency_key: one.idempotency_key,
-                body: one.body,
-                checkpoints: one.record.checkpoint_count,
+                tenant: candidate.record.tenant.clone(),
+                task: candidate.record.task,
+                idempotency_key: candidate.idempotency_key,
+                body: candidate.body,
+                checkpoints: candidate.record.checkpoint_count,
             });
         }
         Ok(CommandReply::after_everything(removed))
     }
 }
 
-/// Retention wants daemons forgotten that were not seen for this long and hold nothing; the reply counts them. Connected
-/// daemons get a new date.
+/// Forgets daemons that were not seen for this long and hold nothing; the reply is their
+/// number. Connected daemons get a new `last_seen`.
 #[derive(Debug)]
 pub struct ForgetAbsentDaemons {
     pub unseen_ms: u64,
@@ -70,20 +71,21 @@ impl Command for ForgetAbsentDaemons {
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<usize> {
-        core.date_connected_daemons(turn);
-        let known = core.daemon_registry.values();
-        let gone =
-            known.filter(|record| core.may_forget_daemon(record, self.unseen_ms, turn.now.wall));
-        let gone = daemon_ids(gone);
-        for daemon in &gone {
+        core.update_last_seen(turn);
+        let daemons = core.daemon_registry.values();
+        let forgettable =
+            daemons.filter(|record| core.may_forget_daemon(record, self.unseen_ms, turn.now.wall));
+        let forgotten = daemon_ids(forgettable);
+        for daemon in &forgotten {
             core.forget_daemon(*daemon, turn);
         }
-        Ok(CommandReply::after_everything(gone.len()))
+        Ok(CommandReply::after_everything(forgotten.len()))
     }
 }
 
-/// The daemon is gone for good: nothing of it stays on record but this request. Refused while it could come back to what
-/// it holds: it would come back unknown, and what it runs would have no owner.
+/// Forgets one daemon; only the audit entry of this request stays. Refused while the daemon
+/// holds attempts or fences: it would reconnect as unknown, and its running work would have no
+/// owner.
 #[derive(Debug)]
 pub struct ForgetDaemon {
     pub scope: TenantScope,
@@ -128,21 +130,21 @@ impl Command for ForgetDaemon {
 }
 
 impl Core {
-    fn may_remove_task(&self, one: &RemovableTask, now: ClockReading) -> bool {
-        let record = &one.record;
-        let over = record.state.is_terminal() && !self.is_live(record.task);
+    fn may_remove_task(&self, candidate: &RemovableTask, now: ClockReading) -> bool {
+        let record = &candidate.record;
+        let ended = record.state.is_terminal() && !self.is_live(record.task);
         let awaited = self.awaits_late_end(record, now) && !mutant!(AwaitedRemoved);
-        let guarded = self.fences.has_task(record.task) && !mutant!(FencedRemoved);
-        over && !awaited && !guarded
+        let fenced = self.fences.has_task(record.task) && !mutant!(FencedRemoved);
+        ended && !awaited && !fenced
     }
 
-    fn date_connected_daemons(&mut self, turn: &mut CoreTurn<'_>) {
-        let here = self
+    fn update_last_seen(&mut self, turn: &mut CoreTurn<'_>) {
+        let connected = self
             .daemon_registry
             .values()
             .filter(|record| self.is_connected(record.daemon));
         let stale =
-            here.filter(|record| unseen_for(record, turn.now.wall) >= LAST_SEEN_ACCURACY_MS);
+            connected.filter(|record| unseen_for(record, turn.now.wall) >= LAST_SEEN_ACCURACY_MS);
         for daemon in daemon_ids(stale) {
             self.mark_daemon_seen(daemon, turn.now);
             let record = self.daemon_registry.get(daemon).cloned();
@@ -152,7 +154,7 @@ impl Core {
         }
     }
 
-    /// Makes room for one more daemon of this credential; false if it has as many as it may.
+    /// Makes room for one more daemon of this credential; false if the limit is reached.
     pub(crate) fn make_room_for_daemon(
         &mut self,
         daemon: DaemonId,
@@ -170,7 +172,7 @@ impl Core {
         if of_token().count() < self.config.max_daemons_per_token {
             return true;
         }
-        // Whoever may still bring a result of its last attempt keeps its id.
+        // A daemon that may still deliver a result of its last attempt keeps its id.
         let away_ms = LAST_SEEN_ACCURACY_MS + self.config.adopt_late_ms;
         let may_go =
             of_token().filter(|record| self.may_forget_daemon(record, away_ms, turn.now.wall));
@@ -183,17 +185,19 @@ impl Core {
         true
     }
 
-    /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.
+    /// Updates `last_seen`. It is not written each time, because a broken stream changes
+    /// nothing that is stored.
     pub(crate) fn mark_daemon_seen(&mut self, daemon: DaemonId, now: ClockReading) {
         self.daemon_registry.set_last_seen(daemon, now.wall);
     }
 
     fn may_forget_daemon(&self, record: &DaemonRecord, unseen_ms: u64, now: WallTime) -> bool {
-        let away = !self.is_connected(record.daemon);
-        let long = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
-        // An operator's mark must not be lost with the record: the daemon would come back and take work.
-        let marked = record.drained.is_some() && !mutant!(DrainForgotten);
-        away && long && !marked && !self.has_attempts_or_fences(record.daemon)
+        let disconnected = !self.is_connected(record.daemon);
+        let long_absent = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
+        // A drain mark must not be lost with the record: the daemon would reconnect and take
+        // work.
+        let drained = record.drained.is_some() && !mutant!(DrainForgotten);
+        disconnected && long_absent && !drained && !self.has_attempts_or_fences(record.daemon)
     }
 
     fn is_connected(&self, daemon: DaemonId) -> bool {

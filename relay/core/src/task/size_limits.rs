@@ -1,8 +1,10 @@
-//! How large a task's record may grow. It is written whole, and the journal takes no entry over 1 MiB.
+//! Limits on the size of a task record. It is written whole, and the journal accepts no entry
+//! over 1 MiB.
 //!
-//! The worst legal record: open inputs and their answers 330 KiB, their tools and names 130 KiB, open tool calls
-//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB, words of whoever resumed it 96 KiB, receipts of a refused completion 90 KiB. A test
-//! builds it. Words are clipped; what decides is not.
+//! The largest legal record: open inputs and their answers 330 KiB, their tools and names 130
+//! KiB, open tool calls 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB, resume
+//! instructions 96 KiB, receipts of a refused completion 90 KiB. A test builds it. Texts are
+//! clipped; fields that decisions depend on are not.
 
 use std::sync::Arc;
 
@@ -14,17 +16,18 @@ use crate::record::{
     TaskRecord, TokenUsage, WorkspaceReport,
 };
 
-/// What open inputs of one attempt ask, together: one of the largest kind fits.
+/// Total payload of the open inputs of one attempt. One input of the largest allowed size fits.
 pub(crate) const MAX_ASKED_BYTES: usize = 264 * 1024;
-/// What people answered and the daemon has not confirmed, together.
+/// Total payload of answers that the daemon has not confirmed.
 pub(crate) const MAX_ANSWERED_BYTES: usize = 64 * 1024;
-/// An answer that the daemon has is kept only if it is short.
+/// A confirmed answer is stored in full only up to this length.
 const MAX_STORED_ANSWER_BYTES: usize = 256;
-/// Attempts of one task, also those that nobody was offered.
+/// Attempts of one task, including those that were never offered.
 pub(crate) const MAX_ATTEMPTS: usize = 100;
-/// Offers that daemons refused because of their machines: there may be any number of them.
+/// Stored offers that daemons refused because of their machines. The number of such refusals
+/// has no other limit.
 const MAX_REFUSED_OFFERS: usize = 8;
-/// Inputs that an attempt keeps after its end, and after its successor's start.
+/// Inputs that an attempt retains after its end, and after its successor starts.
 const MAX_ENDED_INPUTS: usize = 16;
 const MAX_EARLIER_INPUTS: usize = 4;
 const MAX_ARTIFACTS: usize = 64;
@@ -35,20 +38,20 @@ pub(crate) const MAX_NOTE_BYTES: usize = 256;
 pub(crate) const MAX_TEXT_BYTES: usize = 4096;
 const MAX_PATH_BYTES: usize = 1024;
 
-/// Cuts at a character's edge.
-pub(crate) fn clip(words: &mut Arc<str>, bytes: usize) {
-    if words.len() > bytes {
-        *words = words[..words.floor_char_boundary(bytes)].into();
+/// Cuts at a character boundary.
+pub(crate) fn clip(text: &mut Arc<str>, bytes: usize) {
+    if text.len() > bytes {
+        *text = text[..text.floor_char_boundary(bytes)].into();
     }
 }
 
-pub(crate) fn clip_optional(words: &mut Option<Arc<str>>, bytes: usize) {
-    if let Some(words) = words {
-        clip(words, bytes);
+pub(crate) fn clip_optional(text: &mut Option<Arc<str>>, bytes: usize) {
+    if let Some(text) = text {
+        clip(text, bytes);
     }
 }
 
-/// A frame's words at the lengths that a record may keep.
+/// Clips the texts of a frame to the lengths that a record may store.
 pub(crate) fn clip_body(body: &mut FrameBody) {
     match body {
         FrameBody::Rejected { code, message } => {
@@ -101,7 +104,7 @@ fn clip_completed(body: &mut CompletedBody) {
     body.artifacts.truncate(MAX_ARTIFACTS);
 }
 
-/// Half a path names another file, so one that is too long is none.
+/// A truncated path would name another file, so a path that is too long is dropped.
 pub(crate) fn clip_artifact(mut artifact: ArtifactEvidence) -> ArtifactEvidence {
     clip_optional(&mut artifact.sha256, MAX_NAME_BYTES);
     clip_optional(&mut artifact.problem, MAX_NOTE_BYTES);
@@ -125,25 +128,26 @@ fn clip_usage(usage: &mut TokenUsage, termination: &mut ProcessTermination) {
 
 pub(crate) fn clip_workspace(workspace: &mut WorkspaceReport) {
     clip(&mut workspace.path, MAX_PATH_BYTES);
-    for words in [
+    for text in [
         &mut workspace.base_commit,
         &mut workspace.branch,
         &mut workspace.head_commit,
         &mut workspace.dirty_digest,
     ] {
-        clip_optional(words, MAX_NAME_BYTES);
+        clip_optional(text, MAX_NAME_BYTES);
     }
 }
 
-/// Half an id names another conversation, so one that is too long is none.
+/// A truncated id would name another conversation, so an id that is too long is dropped.
 fn clip_session(id: &mut Option<Arc<str>>) {
     if id.as_ref().is_some_and(|id| id.len() > MAX_ID_BYTES) {
         *id = None;
     }
 }
 
-/// Keeps the newest offers that daemons refused for their machines or workspaces: those do not count against the task, so
-/// nothing else bounds them. Neighbours are joined where one goes.
+/// Retains only the newest offers that daemons refused because of their machines or workspaces.
+/// Those do not count against the task, so no other limit applies. The neighbours of a removed
+/// attempt are linked to each other.
 pub(crate) fn drop_oldest_refused(record: &mut TaskRecord) {
     let is_refused = |attempt: &AttemptRecord| {
         let end = attempt.state.end();
@@ -156,16 +160,16 @@ pub(crate) fn drop_oldest_refused(record: &mut TaskRecord) {
     let Some(oldest) = record.attempts.iter().position(is_refused) else {
         return;
     };
-    let gone = record.attempts.remove(oldest);
+    let removed = record.attempts.remove(oldest);
     if let Some(next) = record.attempts.get_mut(oldest) {
-        next.previous = gone.previous;
+        next.previous = removed.previous;
     }
     if let Some(before) = oldest.checked_sub(1) {
-        record.attempts[before].successor = gone.successor;
+        record.attempts[before].successor = removed.successor;
     }
 }
 
-/// What the open inputs of an attempt ask and are told, in bytes.
+/// Bytes of the open inputs of an attempt: of the requests and of the answers.
 pub(crate) fn open_input_bytes(inputs: &[InputRecord]) -> (usize, usize) {
     let mut sums = (0, 0);
     for input in inputs {
@@ -184,7 +188,7 @@ pub(crate) fn open_input_bytes(inputs: &[InputRecord]) -> (usize, usize) {
     sums
 }
 
-/// The daemon has it: long words need not be sent again.
+/// Drops a long payload of an answer that the daemon has confirmed. It need not be sent again.
 pub(crate) fn shorten_received(mut answer: StoredAnswer) -> StoredAnswer {
     if answer.payload.len() > MAX_STORED_ANSWER_BYTES {
         answer.payload = Arc::from([]);
@@ -192,22 +196,25 @@ pub(crate) fn shorten_received(mut answer: StoredAnswer) -> StoredAnswer {
     answer
 }
 
-/// Whether a repeated answer is the one that was given; of a long one that was received only the decision is known.
+/// Whether a repeated answer equals the stored one. For a long confirmed answer only the
+/// decision is compared, because its payload was dropped.
 pub(crate) fn is_same_answer(given: &StoredAnswer, repeated: &StoredAnswer) -> bool {
-    let forgotten = given.payload.is_empty() && repeated.payload.len() > MAX_STORED_ANSWER_BYTES;
-    given.decision == repeated.decision && (forgotten || given.payload == repeated.payload)
+    let payload_dropped =
+        given.payload.is_empty() && repeated.payload.len() > MAX_STORED_ANSWER_BYTES;
+    given.decision == repeated.decision && (payload_dropped || given.payload == repeated.payload)
 }
 
 pub(crate) fn clip_actor(answer: &mut StoredAnswer) {
     clip(&mut answer.by, MAX_NAME_BYTES);
 }
 
-/// An attempt that is over keeps its newest inputs.
+/// Retains only the newest inputs of an attempt that has ended.
 pub(crate) fn trim_ended_attempt(attempt: &mut AttemptRecord) {
     retain_newest_inputs(&mut attempt.inputs, MAX_ENDED_INPUTS);
 }
 
-/// An attempt that has a successor is history: its result is not the task's, and its words are short.
+/// Trims an attempt that has a successor: its result is not the result of the task, and its
+/// messages are clipped.
 pub(crate) fn trim_earlier_attempt(attempt: &mut AttemptRecord) {
     retain_newest_inputs(&mut attempt.inputs, MAX_EARLIER_INPUTS);
     attempt.result = None;

@@ -1,4 +1,4 @@
-//! What a client asks for: the immutable half of a task, written once and never changed.
+//! The specification of a task: its immutable part, written once at submit.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{DaemonId, TenantId};
 
-/// Everything a submission fixed. Written once under the task's `spec` key; retries read it again.
+/// Everything that a submission fixes. Written once under the task's `spec` key; retries read
+/// it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpec {
     pub tenant: TenantId,
@@ -17,42 +18,44 @@ pub struct TaskSpec {
     pub prompt: String,
     pub agent: String,
     pub options: AgentOptions,
-    /// For kind `command` only; empty otherwise.
+    /// Set for agents of kind `command` only; empty otherwise.
     pub argv: Vec<String>,
     pub cwd: Option<String>,
-    /// None: as the daemon runs tasks that ask for nothing.
+    /// Absent: the daemon's default workspace.
     pub workspace: Option<WorkspaceSpec>,
     pub env: BTreeMap<String, String>,
     pub conversation_id: Option<String>,
     pub channel_id: Option<String>,
     pub turn_kind: TurnKind,
-    /// As sent: absent, empty and partial are three different things (see `Profile`).
+    /// The profile as sent. Absent, empty and partial differ (see `DeadlineProfile`).
     pub requested_profile: RequestedProfile,
-    /// What the relay enforces, resolved once at submit.
+    /// The profile that the relay enforces, resolved once at submit.
     pub effective_profile: DeadlineProfile,
     pub queue_ms: Option<u64>,
     pub total_ms: Option<u64>,
-    /// Time between renewals that a holder may need; 5 s to 24 h.
+    /// Lease ttl: the longest time between renewals; 5 s to 24 h.
     pub lease_ttl_ms: u64,
     pub retry: RetryPolicy,
     pub on_input_timeout: InputTimeoutPolicy,
-    /// Answer permissions by themselves; the first that matches does. See `rules`.
+    /// Rules that answer permission requests automatically. The first rule that matches
+    /// decides.
     pub permission_rules: Vec<PermissionRule>,
     pub dispatch_policy: DispatchPolicy,
     pub target: PlacementTarget,
     /// 0 (lowest) to 100; default 50.
     pub priority: u8,
-    /// The client's own key-value notes; not used for placement.
+    /// Labels of the client; not used for placement.
     pub labels: BTreeMap<String, String>,
     pub success_criteria: Vec<String>,
     pub contract: Option<CompletionContract>,
-    /// Agents whose credential has this scope may claim it and pick it up; none: no agent may.
+    /// Agents whose credential has this scope may claim the task and pick it up. Absent: no
+    /// agent may.
     pub agent_scope: Option<String>,
-    /// Waits for an agent to claim it, and no daemon is offered it.
+    /// The task waits for an agent to claim it and is never offered to a daemon.
     pub agent_held: bool,
     /// The caller's W3C trace context, if it sent a valid one.
     pub traceparent: Option<String>,
-    /// The agent is handed Baton's own tools.
+    /// The agent gets Baton's own tools through MCP.
     pub mcp: bool,
 }
 
@@ -65,13 +68,14 @@ pub struct AgentOptions {
     pub context_refs: Vec<String>,
 }
 
-/// Where on the worker it wants to run. Only the root's name concerns the relay; the rest is the daemon's to do.
+/// The workspace that a task requests. The relay uses only the root's name, for placement; the
+/// daemon does the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceSpec {
     /// Name of a root in a daemon's configuration.
     pub root: Option<String>,
     pub mode: Option<WorkspaceMode>,
-    /// Whether a directory that was made for the attempt stays.
+    /// Whether a directory created for the attempt is retained.
     pub keep: Option<bool>,
 }
 
@@ -93,7 +97,8 @@ pub enum TurnKind {
     Control,
 }
 
-/// The caller's wish about deadlines. `Inline(Profile::default())` opts out of every phase timer.
+/// The deadlines that a caller requests. `Inline(DeadlineProfile::default())` opts out of every
+/// phase timer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestedProfile {
     #[default]
@@ -102,7 +107,8 @@ pub enum RequestedProfile {
     Inline(DeadlineProfile),
 }
 
-/// The eight phase deadlines. A field that is absent is not armed; zero round-trips as sent and is not armed either.
+/// The eight phase deadlines. An absent field is not armed. Zero is not armed either, but is
+/// stored and returned as sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadlineProfile {
     pub process_start_ms: Option<u64>,
@@ -126,7 +132,7 @@ pub struct RetryPolicy {
     pub backoff_max_ms: u64,
 }
 
-/// What to do after a *loss* whose side effects are unknown.
+/// The reaction to a *loss* whose side effects are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnsafeLossPolicy {
     #[default]
@@ -143,13 +149,13 @@ pub enum InputTimeoutPolicy {
     Park,
 }
 
-/// What the task says about permissions before any is asked.
+/// A rule of the task that answers permission requests in advance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermissionRule {
     pub effect: PermissionEffect,
-    /// A tool's name; `*` stands for any characters.
+    /// The name of a tool; `*` matches any characters.
     pub tool: String,
-    /// What the tool is called with; `*` stands for any characters. Empty: whatever it is.
+    /// The argument of the tool call; `*` matches any characters. Empty matches every argument.
     pub pattern: String,
 }
 
@@ -165,17 +171,17 @@ pub enum PermissionEffect {
 pub enum DispatchPolicy {
     #[default]
     Queue,
-    /// Refuse at once (UNAVAILABLE) when no daemon could take it now.
+    /// Refuse at once (UNAVAILABLE) when no daemon could take the task now.
     FailFast,
 }
 
-/// Which daemons may take it.
+/// The daemons that may take a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementTarget {
     pub daemon: Option<DaemonId>,
-    /// Every pair must be among the daemon's labels.
+    /// The daemon must have every one of these labels.
     pub labels: BTreeMap<String, String>,
-    /// Every one must be among the daemon's capabilities.
+    /// The daemon must have every one of these capabilities.
     pub capabilities: Vec<String>,
 }
 

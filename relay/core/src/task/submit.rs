@@ -1,4 +1,5 @@
-//! Submit: one task per idempotency key, within the bounds, or refused before anything is written.
+//! Submission of a task: one task per idempotency key, within the limits, or refused before
+//! anything is written.
 
 use std::sync::Arc;
 
@@ -20,20 +21,20 @@ use crate::task::size_limits;
 use crate::task::spec::{DispatchPolicy, TaskSpec};
 use crate::time::{IdSource, WallTime};
 
-/// One task per idempotency key.
+/// Submits a task; at most one per idempotency key.
 #[derive(Debug)]
 pub struct SubmitTask {
-    /// Chosen by the shell; unused if the key is already known.
+    /// Chosen by the shell; unused if the idempotency key already exists.
     pub task: TaskId,
     pub spec: Arc<TaskSpec>,
-    /// SHA-256 of the submission as sent; compared where an idempotency key repeats.
+    /// SHA-256 of the submission as sent; compared when an idempotency key repeats.
     pub digest: [u8; 32],
 }
 
 #[derive(Debug)]
 pub struct SubmittedTask {
     pub record: Arc<TaskRecord>,
-    /// False where the idempotency key was known.
+    /// False if the idempotency key already existed.
     pub created: bool,
 }
 
@@ -65,7 +66,7 @@ impl Command for SubmitTask {
 }
 
 impl Core {
-    /// A new task with its first attempt in line. It was admitted.
+    /// Creates a task with its first attempt queued. The caller has checked the limits.
     pub(crate) fn open_task(
         &mut self,
         submit: &SubmitTask,
@@ -96,8 +97,9 @@ impl Core {
         live
     }
 
-    /// What is known of this key: the core has the keys of live tasks, the store those of finished ones. A record that
-    /// cannot be read may belong to a task: a second one must not be made.
+    /// The earlier submission with this key. The core has the keys of live tasks, the store
+    /// those of finished ones. An unreadable record is an error, because it may belong to a
+    /// task and a second one must not be created.
     pub(crate) fn find_prior_submission(
         &self,
         spec: &TaskSpec,
@@ -146,7 +148,7 @@ impl Core {
         }
     }
 
-    /// The bounds on open tasks, for whatever opens one.
+    /// Checks the limits on open tasks, for every way to open one.
     pub(crate) fn check_open_limits(&self, spec: &TaskSpec) -> Result<(), Rejection> {
         if self.tasks.len() >= self.config.max_open_tasks && !mutant!(BoundIgnored) {
             return Err(Rejection::QueueFull(ExceededBound::Tasks));
@@ -161,19 +163,20 @@ impl Core {
     pub(crate) fn queue_attempt(
         &mut self,
         live: &mut LiveTask,
-        asked: bool,
+        requested_by_person: bool,
         turn: &mut CoreTurn<'_>,
     ) {
         let id = AttemptId(turn.id_source.new_id());
-        self.queue_attempt_as(id, live, asked, turn);
+        self.queue_attempt_as(id, live, requested_by_person, turn);
     }
 
-    /// Attempt N+1, queued. The one place that makes attempts; the id is new, which is what fences the old one.
+    /// Queues the next attempt. This is the only place that creates attempts. The id is new,
+    /// which fences the previous attempt.
     pub(crate) fn queue_attempt_as(
         &mut self,
         id: AttemptId,
         live: &mut LiveTask,
-        asked: bool,
+        requested_by_person: bool,
         turn: &mut CoreTurn<'_>,
     ) {
         let previous = live
@@ -186,7 +189,7 @@ impl Core {
         let mut attempt =
             AttemptRecord::queued(id, number, span_id(turn.id_source.new_id()), turn.now.wall);
         attempt.previous = previous.map(|(id, _)| id);
-        attempt.requested_by_person = asked;
+        attempt.requested_by_person = requested_by_person;
         attempt.fresh_conversation = live
             .record()
             .newest_attempt()
@@ -194,7 +197,7 @@ impl Core {
         let record = live.record_mut();
         if let Some(last) = record.attempts.last_mut() {
             last.successor = Some(id);
-            // What a person had to say holds until somebody says something else.
+            // Resume instructions stay valid until a person gives new ones.
             attempt.resume = last.resume.take();
             size_limits::trim_earlier_attempt(last);
         }
@@ -216,7 +219,7 @@ impl Core {
     }
 }
 
-/// What was given back without a try is still to be begun anew.
+/// An attempt that was released without a try still has to begin a fresh conversation.
 fn needs_fresh_conversation(last: &AttemptRecord) -> bool {
     let end = last.state.end();
     last.fresh_conversation && end.is_some_and(|end| end.state == EndState::Released)
@@ -226,7 +229,7 @@ fn new_task_record(
     task: TaskId,
     spec: &TaskSpec,
     now: WallTime,
-    mint: &mut dyn IdSource,
+    id_source: &mut dyn IdSource,
 ) -> TaskRecord {
     TaskRecord {
         tenant: spec.tenant.clone(),
@@ -246,13 +249,13 @@ fn new_task_record(
         checkpoint_count: 0,
         checkpointed_revision: 0,
         timeline: TaskTimeline::default(),
-        trace: trace_ids(spec, mint),
+        trace: trace_ids(spec, id_source),
     }
 }
 
-/// The caller's trace goes on; without one a trace begins here.
-fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
-    let root_span = span_id(mint.new_id());
+/// Continues the caller's trace, or begins a new one.
+fn trace_ids(spec: &TaskSpec, id_source: &mut dyn IdSource) -> TraceIds {
+    let root_span = span_id(id_source.new_id());
     match spec.traceparent.as_deref().and_then(parse_traceparent) {
         Some((trace_id, parent, sampled)) => TraceIds {
             trace_id,
@@ -261,7 +264,7 @@ fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
             sampled,
         },
         None => TraceIds {
-            trace_id: *mint.new_id().as_bytes(),
+            trace_id: *id_source.new_id().as_bytes(),
             root_span,
             parent_span: None,
             sampled: true,
@@ -269,7 +272,7 @@ fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
     }
 }
 
-/// The second half of a fresh id: that is where its randomness is.
+/// Uses the second half of a new id, which contains its random bits.
 fn span_id(id: uuid::Uuid) -> [u8; 8] {
     (id.as_u64_pair().1 | 1).to_be_bytes()
 }

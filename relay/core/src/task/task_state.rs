@@ -1,8 +1,10 @@
-//! The state of a task, derived from its record by one pure function. Nothing else may decide it.
+//! The state of a task, derived from its record by one pure function. No other code may decide
+//! it.
 
 use crate::record::{AttemptRecord, AttemptState, EndState, TaskRecord, TaskState};
 
-/// First match wins. At most the newest attempt is open, so "any" and "newest" agree there.
+/// The first matching rule wins. Only the newest attempt can be open, so checking any attempt
+/// for a lease is the same as checking the newest.
 pub(crate) fn derive_task_state(record: &TaskRecord) -> TaskState {
     if record
         .attempts
@@ -33,12 +35,13 @@ pub(crate) fn derive_task_state(record: &TaskRecord) -> TaskState {
     if record.retry.is_some() {
         return TaskState::Pending;
     }
-    let told = record
+    let last_effective = record
         .attempts
         .iter()
         .rev()
         .find(|attempt| !is_withdrawn(attempt));
-    told.and_then(|attempt| attempt.state.end())
+    last_effective
+        .and_then(|attempt| attempt.state.end())
         .map_or(TaskState::Pending, |end| task_state_of_end(end.state))
 }
 
@@ -49,7 +52,8 @@ fn is_completed(attempt: &AttemptRecord) -> bool {
         .is_some_and(|end| end.state == EndState::Completed)
 }
 
-/// A successor that was only queued when a late result made it needless says nothing about the task.
+/// An attempt that was withdrawn while queued, because a late result of its predecessor made it
+/// unnecessary. It has no influence on the task state.
 fn is_withdrawn(attempt: &AttemptRecord) -> bool {
     attempt.holder.is_none()
         && attempt
@@ -65,7 +69,7 @@ fn task_state_of_end(state: EndState) -> TaskState {
         EndState::Canceled => TaskState::Canceled,
         EndState::TimedOut => TaskState::TimedOut,
         EndState::Lost => TaskState::Lost,
-        // Given back: what follows decides, and nothing has followed yet.
+        // A successor decides the outcome, and there is none yet.
         EndState::Released | EndState::HandedOff => TaskState::Pending,
     }
 }
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_person_goes_before_queued_and_hides_neither_what_runs_nor_a_result() {
+    fn attention_outranks_queued_but_not_running_or_completed() {
         let (lost, handed_off) = (ended_as(EndState::Lost), ended_as(EndState::HandedOff));
         let completed = ended_as(EndState::Completed);
         let table: [(&[AttemptState], bool, TaskState); 9] = [
@@ -150,8 +154,8 @@ mod tests {
             (&[handed_off, lost.clone()], false, TaskState::Lost),
         ];
         for (attempts, waits, expected) in table {
-            let found = derive_task_state(&record(attempts, waits));
-            assert_eq!(found, expected, "{attempts:?}, waits: {waits}");
+            let derived = derive_task_state(&record(attempts, waits));
+            assert_eq!(derived, expected, "{attempts:?}, waits: {waits}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How an attempt ends: builds the terminal record, or parks it. The one place that makes an `End`.
+//! Ends or parks an attempt. The only place that creates an `AttemptEnd`.
 
 use std::sync::Arc;
 
@@ -78,7 +78,8 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// The lease ends here. Until the worker proves the death of its processes nobody succeeds it.
+    /// Parks a leased attempt and ends its lease. Without a receipt from the worker, successors
+    /// wait for the fence.
     pub(super) fn park_leased(
         &mut self,
         cause: ParkCause,
@@ -95,7 +96,7 @@ impl AttemptMachine<'_> {
         self.park(cause, receipt)
     }
 
-    /// Nothing of it stays open: no tool, no question, no timer.
+    /// Closes all open tools, inputs and timers.
     fn close_open_items(&mut self) {
         self.attempt.open_tools.clear();
         for input in &mut self.attempt.inputs {
@@ -135,7 +136,7 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// A result that misses files: the contract says what becomes of it.
+    /// Handles a result with missing files as the contract's policy requires.
     pub(super) fn apply_unmet_contract(&mut self, mut body: CompletedBody) -> EventOutcome {
         self.store_artifacts(std::mem::take(&mut body.artifacts));
         match completion_contract::missing_policy(self.spec) {
@@ -144,15 +145,15 @@ impl AttemptMachine<'_> {
                 EventOutcome::Refused(Rejection::ContractUnmet)
             }
             MissingPolicy::Fail => {
-                let words = completion_contract::unmet_summary(
+                let summary = completion_contract::unmet_summary(
                     &completion_contract::unmet_task_requirements(self.spec, self.attempt),
                 );
-                self.fail_attempt(ErroredBody::receipts_missing(body, words))
+                self.fail_attempt(ErroredBody::receipts_missing(body, summary))
             }
         }
     }
 
-    /// With its result, so that a person who sees that nothing is missing can let it count.
+    /// Parks with the result, so that a person who finds nothing missing can accept it.
     fn park_unmet_contract(&mut self, body: CompletedBody) -> EventOutcome {
         self.note_prompt_written(&body.termination);
         self.store_usage(&body.usage, body.agent_session_id, body.final_offset);
@@ -184,7 +185,7 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Whose word ends it, where its holder said so.
+    /// The `ended_by` of an end that the holder reported.
     fn ended_by_holder(&self) -> EndedBy {
         match self.attempt.agent_holder() {
             Some(_) => EndedBy::Agent,
@@ -192,7 +193,8 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// The hint came after the note was made: the timeline must say what the record says.
+    /// Copies `retryable` into the timeline event, which was pushed before the daemon's hint
+    /// was applied.
     fn update_end_event(&mut self) {
         let Some(retry) = self.end_mut().map(|end| end.retryable) else {
             return;
@@ -229,7 +231,8 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Not started and never will be: the strongest receipt there is. Another daemon may take it, unless nobody can.
+    /// Ends a rejected offer. The daemon never starts it, so no process can exist. The task
+    /// fails if no daemon could run it; otherwise another daemon may take it.
     pub(super) fn reject_offer(
         &mut self,
         code: &RejectCode,
@@ -243,29 +246,29 @@ impl AttemptMachine<'_> {
         } else {
             TerminationReceipt::NotNeeded
         };
-        let why = FailureCode::parse(code.as_str());
+        let failure = FailureCode::parse(code.as_str());
         let state = if code.concerns_task() {
             EndState::Failed
         } else {
             EndState::Released
         };
-        self.finish(state, Some(why), EndedBy::Daemon, receipt);
+        self.finish(state, Some(failure), EndedBy::Daemon, receipt);
         if let Some(end) = self.end_mut() {
             end.message = Some(message.unwrap_or_else(|| code.as_str().into()));
         }
         EventOutcome::Applied
     }
 
-    /// The processes are gone and no result came with the word.
+    /// Ends an attempt whose receipt arrived without a result.
     pub(super) fn lose_terminated(&mut self, termination: &ProcessTermination) -> EventOutcome {
         self.note_prompt_written(termination);
         let receipt = self.receipt_from(termination);
         let ttl_ms = self.attempt.lease.as_ref().map(|lease| lease.ttl_ms);
-        let words = termination.loss.map(|loss| loss.description(ttl_ms));
+        let description = termination.loss.map(|loss| loss.description(ttl_ms));
         self.lose_with_receipt(FailureCode::DaemonLostAttempt, receipt);
         self.store_termination(termination);
         if let Some(end) = self.end_mut() {
-            end.message = Some(words.map_or_else(|| NO_RESULT_MESSAGE.into(), Into::into));
+            end.message = Some(description.map_or_else(|| NO_RESULT_MESSAGE.into(), Into::into));
         }
         EventOutcome::Applied
     }
@@ -322,7 +325,7 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// The worker's word about the prompt counts only while no phase has said otherwise.
+    /// Stores the worker's report about the prompt, unless a phase has already decided it.
     pub(super) fn note_prompt_written(&mut self, termination: &ProcessTermination) {
         if self.attempt.prompt_written.is_none() {
             self.attempt.prompt_written = termination.prompt_written;
@@ -351,7 +354,7 @@ impl AttemptMachine<'_> {
     }
 }
 
-/// Who canceled, as the record says it.
+/// Failure code and `ended_by` of a cancel.
 pub(super) fn canceled_by(operator: bool) -> (FailureCode, EndedBy) {
     if operator {
         (FailureCode::CanceledByOperator, EndedBy::Operator)
@@ -360,7 +363,7 @@ pub(super) fn canceled_by(operator: bool) -> (FailureCode, EndedBy) {
     }
 }
 
-/// The failure code that a timer's expiry leaves behind.
+/// The failure code for an expired timer.
 pub(crate) fn timer_failure_code(timer: TimerKind) -> FailureCode {
     match timer {
         TimerKind::Queue => FailureCode::Starved,
@@ -378,12 +381,12 @@ pub(crate) fn timer_failure_code(timer: TimerKind) -> FailureCode {
     }
 }
 
-/// What happened, in a sentence, where the relay decided the end.
+/// Message for an end that the relay decided.
 fn failure_message(code: &FailureCode) -> Option<&'static str> {
     Some(match code {
         FailureCode::DeliveryFailed => "the offer could not be written to the daemon's stream",
         FailureCode::NotAccepted => "the daemon did not accept the offer in time",
-        FailureCode::DaemonLostAttempt => "the daemon no longer holds this attempt",
+        FailureCode::DaemonLostAttempt => "the daemon no longer has this attempt",
         FailureCode::LeaseExpired => {
             "the holder did not renew the lease in time; it may be down or cut off"
         }
@@ -391,13 +394,15 @@ fn failure_message(code: &FailureCode) -> Option<&'static str> {
             "the agent's process did not start within process_start"
         }
         FailureCode::PromptWriteTimeout => "the prompt was not written within prompt_write",
-        FailureCode::NoFirstEventTimeout => "the agent said nothing within first_event",
-        FailureCode::NoVisibleEventTimeout => "the agent showed nothing within first_visible_event",
-        FailureCode::StreamIdleTimeout => "the agent fell silent for longer than stream_idle",
-        FailureCode::ToolIdleTimeout => "a tool call was silent for longer than tool_idle",
-        FailureCode::UserInputTimeout => "nobody answered within user_input",
+        FailureCode::NoFirstEventTimeout => "the agent sent no event within first_event",
+        FailureCode::NoVisibleEventTimeout => {
+            "the agent sent no visible event within first_visible_event"
+        }
+        FailureCode::StreamIdleTimeout => "the agent sent no output for longer than stream_idle",
+        FailureCode::ToolIdleTimeout => "a tool call sent no output for longer than tool_idle",
+        FailureCode::UserInputTimeout => "no answer arrived within user_input",
         FailureCode::TaskDeadlineExceeded => "the attempt ran longer than total",
-        FailureCode::NoResult => "cleanup began and no result followed",
+        FailureCode::NoResult => "cleanup started, but no result arrived",
         FailureCode::CanceledByUser => "canceled on request",
         FailureCode::CanceledByOperator => "canceled by an operator",
         FailureCode::SpawnFailed
@@ -419,12 +424,12 @@ fn failure_message(code: &FailureCode) -> Option<&'static str> {
     })
 }
 
-/// Whether a daemon's error code says that the attempt was lost rather than how it failed.
+/// Whether a daemon's error code means that the attempt was lost, not that it failed.
 pub(crate) fn is_loss_code(code: &FailureCode) -> bool {
     end_state_of(code) == EndState::Lost
 }
 
-/// What a daemon's error code makes of the attempt.
+/// The end state for a daemon's error code.
 fn end_state_of(code: &FailureCode) -> EndState {
     match code {
         FailureCode::ProcessStartTimeout
@@ -435,7 +440,7 @@ fn end_state_of(code: &FailureCode) -> EndState {
         | FailureCode::ToolIdleTimeout
         | FailureCode::UserInputTimeout
         | FailureCode::TaskDeadlineExceeded => EndState::TimedOut,
-        // The worker fenced itself: to the relay that is a loss.
+        // The worker stopped itself at its lease limit, which the relay counts as a loss.
         FailureCode::RelayUnreachable
         | FailureCode::LeaseExpired
         | FailureCode::DaemonLostAttempt => EndState::Lost,

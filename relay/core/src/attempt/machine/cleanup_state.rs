@@ -1,5 +1,5 @@
-//! The attempt is being ended. What it ends as was decided first and stays, with two rules: a result wins over a
-//! deadline, and a cancel wins over everything.
+//! Events while an attempt is being ended. The end decided first stands, with two exceptions: a
+//! result takes precedence over a deadline, and a cancel over everything.
 
 use super::attempt_end::{canceled_by, timer_failure_code};
 use super::{AttemptMachine, EventOutcome, MachineEvent};
@@ -76,7 +76,8 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// Whether it is known what it ends as, whatever the daemon says. Why the daemon ends it by itself is its own affair.
+    /// Whether the relay has decided the end, so that the daemon's report cannot change it. If
+    /// the daemon began the cleanup, its report decides.
     fn is_end_decided(&self) -> bool {
         match self.pending_end() {
             None | Some(PendingEnd::DaemonDeadline { .. }) => false,
@@ -102,7 +103,8 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// No result, so it wins over nothing; but it is the word that the attempt is over.
+    /// A result with missing files. It takes precedence over no pending end, but it reports
+    /// that the attempt is over.
     fn unmet_in_cleanup(&mut self, body: CompletedBody) -> EventOutcome {
         if !self.is_end_decided() {
             return self.apply_unmet_contract(body);
@@ -128,7 +130,7 @@ impl AttemptMachine<'_> {
         self.end_on_daemon_report(&body.termination)
     }
 
-    /// The daemon's word that it is over, whatever word it chose.
+    /// Ends the attempt on any terminal report of the daemon.
     fn end_on_daemon_report(&mut self, termination: &ProcessTermination) -> EventOutcome {
         if self.pending_end().is_none() {
             return self.lose_terminated(termination);
@@ -140,7 +142,7 @@ impl AttemptMachine<'_> {
         outcome
     }
 
-    /// Ends as decided; where nothing was, as a loss with this code.
+    /// Ends as the pending end requires; without one, as a loss with this code.
     fn end_as_pending(
         &mut self,
         receipt: TerminationReceipt,
@@ -163,7 +165,7 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// A person's cancel replaces a deadline: they asked for it to be canceled, and canceled it will be.
+    /// A cancel replaces a pending deadline, so that the task ends as canceled, as requested.
     fn cancel_in_cleanup(&mut self, operator: bool) -> EventOutcome {
         if let Some(PendingEnd::Cancel { .. }) = self.pending_end() {
             return EventOutcome::Ignored;
@@ -174,9 +176,10 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Time is up for the kill. A cancel or an ordinary exit whose daemon is away waits on, for the lease bounds it and
-    /// its last word may be in the daemon's outbox. That cleanup was said to be finished proves nothing: only a receipt
-    /// tells that no process is left.
+    /// The time for the kill expired. While the daemon is disconnected, a cancel or an ordinary
+    /// exit waits on: its terminal frame may be in the daemon's outbox, and the lease bounds
+    /// the wait. A reported `cleanup_finished` proves nothing; only a receipt proves that no
+    /// process is left.
     fn cleanup_expired(&mut self) -> EventOutcome {
         self.timeline_events
             .push(TimelineEventKind::DeadlineExpired {
@@ -227,7 +230,8 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// The daemon had found the deadline before it heard of what was decided here, or says twice that it cleans up.
+    /// The daemon's deadline report crossed the relay's own decision, or cleanup_started is
+    /// repeated.
     fn daemon_deadline_in_cleanup(&mut self, timer: TimerKind) -> EventOutcome {
         if self.pending_end().is_none() {
             self.attempt.state = AttemptState::CleaningUp {
@@ -247,7 +251,8 @@ impl AttemptMachine<'_> {
             LifecyclePhase::CleanupFinished => {
                 self.attempt.phase = Some(phase);
                 self.attempt.stage_times.cleanup_finished = Some(self.now.wall);
-                // The kill is done; its terminal frame gets as long again before the relay ends it.
+                // The kill is done. The timer starts again to give the terminal frame the same
+                // time.
                 self.update_timers(&TimerFact::Phase(phase));
                 self.update_timers(&TimerFact::CancelSent);
                 self.timeline_events.push(TimelineEventKind::Phase(phase));

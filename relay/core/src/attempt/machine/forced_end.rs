@@ -1,7 +1,8 @@
-//! An operator ends an attempt: at once, without asking its holder, which is told to stop.
+//! An operator's forced end of an attempt: it takes effect at once, and the holder is sent
+//! Abandon.
 //!
-//! What the worker did since its last word is not known, and that its processes are gone is proved by nothing: the
-//! successor rule holds here as everywhere.
+//! It is unknown what the worker did since its last frame, and nothing proves that its
+//! processes are gone. So the successor rule applies here too.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::{AttemptMachine, EventOutcome};
 use crate::io::rejection::Rejection;
 use crate::record::{EndState, EndedBy, FailureCode, TerminationReceipt};
 
-/// What an operator makes of an attempt that is open.
+/// An operator's request to end an open attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct ForceAttemptEnd {
     pub(crate) end: ForcedEnd,
@@ -18,10 +19,10 @@ pub(crate) struct ForceAttemptEnd {
 
 #[derive(Clone, Debug)]
 pub(crate) enum ForcedEnd {
-    /// Taken away from its holder.
+    /// Taken from its holder.
     Released,
     Failed,
-    /// By hand.
+    /// Completed by hand.
     Completed {
         result: Option<Arc<[u8]>>,
     },
@@ -37,7 +38,8 @@ impl AttemptMachine<'_> {
             ForcedEnd::Released => (EndState::Released, None),
             ForcedEnd::Failed => (EndState::Failed, Some(FailureCode::OperatorForced)),
             ForcedEnd::Completed { result } => {
-                // Without words of the operator's own, what the agent had to say counts: a park keeps it for that.
+                // Without a result from the operator, the agent's own result stands. A park
+                // keeps it for this case.
                 if result.is_some() {
                     self.attempt.result = result;
                 }
@@ -52,7 +54,7 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Whether its processes are known to be gone, as far as anybody has said.
+    /// The receipt recorded so far, else the one that the lease state implies.
     fn known_receipt(&self) -> TerminationReceipt {
         let known = self.attempt.state.receipt();
         known.unwrap_or_else(|| {

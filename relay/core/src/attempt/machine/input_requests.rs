@@ -1,4 +1,5 @@
-//! Permission requests and questions of an attempt: asked, answered, received, withdrawn, or nobody answered.
+//! Permission requests and questions of an attempt: asked, answered, received by the agent,
+//! withdrawn, or expired without an answer.
 
 use std::sync::Arc;
 
@@ -14,17 +15,17 @@ use crate::task::size_limits;
 use crate::task::spec::{InputTimeoutPolicy, PermissionEffect, TaskSpec};
 use crate::time::WallTime;
 
-/// What a rule of the task says to a request.
+/// The answer that one of the task's permission rules gives to a request.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleAnswer {
     rule_number: u32,
     decision: InputDecision,
-    /// The rule as people write it.
+    /// The rule as written in the task.
     pub(crate) rule_text: Arc<str>,
 }
 
 impl RuleAnswer {
-    /// None where the rule wants a person asked.
+    /// None if the rule requires a person to decide.
     pub(crate) fn from_rule(
         spec: &TaskSpec,
         (number, effect): (u32, PermissionEffect),
@@ -68,7 +69,7 @@ impl AttemptMachine<'_> {
             return EventOutcome::Refused(Rejection::TooManyInputs);
         }
         if inputs.len() >= self.config.max_inputs {
-            // Closed ones are history: the oldest makes room.
+            // Closed inputs are only history: the oldest is removed to make room.
             let closed = |known: &InputRecord| !known.state.is_pending();
             let Some(oldest) = inputs.iter().position(closed) else {
                 return EventOutcome::Refused(Rejection::TooManyInputs);
@@ -99,7 +100,8 @@ impl AttemptMachine<'_> {
             return EventOutcome::Refused(Rejection::UnknownInput);
         };
         match &input.state {
-            // The daemon has not confirmed the others yet; it can be said again when it has.
+            // Earlier answers are not confirmed by the daemon yet. The client can send this one
+            // again after that.
             InputState::Open
                 if answered + answer.payload.len() > size_limits::MAX_ANSWERED_BYTES =>
             {
@@ -128,7 +130,7 @@ impl AttemptMachine<'_> {
         size_limits::clip_actor(&mut answer);
         let approved = answer.decision == InputDecision::Allowed;
         input.state = InputState::Answered(answer);
-        // What a person let through may have had effects.
+        // An approved action may have had side effects.
         self.attempt.retry_safe &= !approved;
         self.update_timers(&TimerFact::InputAnswered(id));
         self.timeline_events
@@ -136,7 +138,8 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Nothing reaches the agent any more; what was said before is still what was said.
+    /// An answer while the attempt is being ended. It cannot reach the agent, so only a repeat
+    /// of a stored answer succeeds.
     pub(super) fn answer_ended_input(&self, id: InputId, answer: &StoredAnswer) -> EventOutcome {
         let asked = self.attempt.inputs.iter().find(|input| input.id == id);
         match asked.and_then(|input| input.state.answer()) {
@@ -175,7 +178,7 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// A closed input keeps its answer, not what was asked: records stay small.
+    /// Closes an input. It keeps its answer but not the question, so that records stay small.
     fn close_input(&mut self, id: InputId) {
         if let Some(input) = self.input_mut(id) {
             input.payload = Arc::from([]);

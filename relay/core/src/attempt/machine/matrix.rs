@@ -1,6 +1,7 @@
-//! Writes what every event does in every state, and compares it with the reviewed file.
+//! Records the effect of every event in every state and compares it with the reviewed file.
 //!
-//! `BATON_BLESS=1 cargo test -p baton-core matrix` writes the file anew; its diff is then reviewed like code.
+//! `BATON_BLESS=1 cargo test -p baton-core matrix` rewrites the file; its diff is reviewed like
+//! code.
 
 use std::fmt::Write as _;
 
@@ -17,7 +18,7 @@ use crate::time::{ClockReading, MonotonicTime, WallTime};
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/attempt.transitions.txt");
 
 #[test]
-fn every_event_in_every_state_does_what_the_reviewed_matrix_says() {
+fn every_event_in_every_state_matches_the_reviewed_matrix() {
     let matrix = matrix();
     if std::env::var_os("BATON_BLESS").is_some() {
         std::fs::write(FILE, &matrix).unwrap();
@@ -29,15 +30,15 @@ fn every_event_in_every_state_does_what_the_reviewed_matrix_says() {
     assert_eq!(
         matrix.lines().count(),
         reviewed.lines().count(),
-        "{FILE} has other lines"
+        "{FILE} has a different number of lines"
     );
 }
 
 fn matrix() -> String {
     let mut text = String::from(
-        "What each event does to an attempt in each state, written by attempt/matrix.rs and reviewed.\n\
-         \"-> state\" is a transition with the end's code and receipt; \"stays\" counted without one.\n\
-         Where a lost stream makes a difference, both are given: connected | disconnected.\n",
+        "What each event does to an attempt in each state, written by attempt/machine/matrix.rs and reviewed.\n\
+         \"-> state\" is a transition with the end's code and receipt; \"stays\" is an effect without a transition.\n\
+         If a lost stream makes a difference, both are given: connected | disconnected.\n",
     );
     for (name, make) in states() {
         writeln!(text, "\n{name}").unwrap();
@@ -81,13 +82,13 @@ fn outcome(make: &AttemptSetup, event: &MachineEvent, connected: bool) -> String
     if outcome != EventOutcome::Applied {
         assert_eq!(
             before.state, attempt.state,
-            "{outcome:?} must not move the state"
+            "{outcome:?} must not change the state"
         );
     }
     if attempt.state.is_leased() {
         assert!(
             timers.is_armed(&TimerKey::Lease),
-            "a leased attempt is always timed"
+            "a leased attempt always has a lease timer"
         );
     }
     match outcome {

@@ -1,4 +1,4 @@
-//! The rows and columns of the matrix: one sample of every state and of every event.
+//! Rows and columns of the matrix: one sample of every state and every event.
 
 use std::sync::Arc;
 

@@ -1,20 +1,29 @@
-//! The attempt machine: what each event means in each state. Pure; it changes one attempt record and its timers.
+//! The attempt state machine: the effect of each event in each state. It changes one attempt
+//! record and its timers and does no I/O.
 //!
-//! It owns no decision about the task: retries, fences, replies and messages follow in the files that call it.
-//! Who may speak (session, proof, order) was checked before an event gets here.
+//! It makes no decision about the task: its callers handle retries, fences, replies and
+//! messages. The sender of an event (session, proof, order) is checked before the event gets
+//! here.
 //!
-//! | state | left by |
-//! |---|---|
-//! | any that is open | an operator's word → failed or completed; from a holder also → released |
-//! | queued | offer → offered; an agent's claim → accepted; queue timer, park → parked; cancel → canceled; a late result of its predecessor → released |
-//! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up); park → parked |
-//! | accepted | started and later phases → starting … waiting_input; rejected → released |
-//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result without the files it needs → refused, failed or parked, by the contract; a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked; lease timer, missing, reboot → lost |
-//! | cleaning_up | any word that it is over → what was pending; but a result wins over a deadline, and nothing over a cancel |
-//! | parked | cancel → canceled; a successor → handed_off |
-//! | completed, failed, canceled, timed_out, lost, released, handed_off | nothing; a terminal frame is `late` and judged by the task |
+//! Transitions, by state:
+//! - any open state: an operator's forced end → failed or completed; if leased also → released
+//! - queued: offer → offered; an agent's claim → accepted; queue timer, park → parked;
+//!   cancel → canceled; a late result of its predecessor → released
+//! - offered: accepted → accepted; rejected → released; accept timer, failed delivery, missing
+//!   → lost; cancel → canceled at once, because no process may exist (after a relay restart:
+//!   cleaning_up); park → parked
+//! - accepted: started and later phases → starting … waiting_input; rejected → released
+//! - starting, prompted, streaming, tool_running, waiting_input: each other, by phases, tools
+//!   and inputs; a result without required files → refused, failed or parked, by the contract;
+//!   a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked;
+//!   lease timer, missing, reboot → lost
+//! - cleaning_up: any report of the end → the pending end; but a result takes precedence over a
+//!   deadline, and a cancel over everything
+//! - parked: cancel → canceled; a successor → handed_off
+//! - completed, failed, canceled, timed_out, lost, released, handed_off: none; a terminal frame
+//!   is `late`, and the task decides about it
 //!
-//! `tests/attempt.transitions.txt` holds the whole matrix, reviewed like code.
+//! `tests/attempt.transitions.txt` contains the whole matrix and is reviewed like code.
 
 mod attempt_end;
 mod cleanup_state;
@@ -54,24 +63,26 @@ pub(crate) enum MachineEvent {
         holder: LeaseHolder,
         lease: LeaseRecord,
     },
-    /// An agent takes it and holds the lease itself: offered, accepted and confirmed in one.
+    /// An agent takes it and holds the lease itself: offer, acceptance and confirmation in one
+    /// step.
     Claim {
         holder: LeaseHolder,
         lease: LeaseRecord,
     },
     DeliveryFailed,
-    /// A late result of its predecessor made it needless.
+    /// A late result of its predecessor made it unnecessary.
     Withdraw,
     HandOff {
         successor: AttemptId,
         to: Arc<str>,
     },
-    /// It cannot go on: its holder says so, or somebody who watches it, or its result was not whole.
+    /// The attempt cannot continue: its holder or an observer blocked it, or its result is
+    /// incomplete.
     Park {
         cause: ParkCause,
         termination: Option<ProcessTermination>,
     },
-    /// The daemon listed it in Hello and may go on: confirms it if it was not.
+    /// The daemon listed it in Hello and may continue; confirms an unconfirmed lease.
     KeptBySettlement,
 
     Accepted,
@@ -80,11 +91,11 @@ pub(crate) enum MachineEvent {
         message: Option<Arc<str>>,
     },
     Phase(LifecyclePhase),
-    /// cleanup_started of a daemon that has seen this deadline pass.
+    /// cleanup_started of a daemon whose own timer for this deadline expired.
     DaemonDeadline(TimerKind),
     ToolStarted(OpenTool),
     ToolFinished(Arc<str>),
-    /// With what the task's own rules say to it.
+    /// A request, with the answer that the task's permission rules give.
     InputAsked(Box<InputRecord>, Option<RuleAnswer>),
     InputWithdrawn(InputId),
     InputReceived(InputId),
@@ -93,9 +104,9 @@ pub(crate) enum MachineEvent {
         tools: Vec<Arc<str>>,
         end: u64,
     },
-    /// A result, and everything that the contract asks for.
+    /// A result with everything that the contract requires.
     Completed(CompletedBody),
-    /// A result, and files are missing.
+    /// A result with missing files.
     ContractUnmet(CompletedBody),
     Errored(ErroredBody),
     Canceled(CanceledBody),
@@ -113,26 +124,26 @@ pub(crate) enum MachineEvent {
     Answered(InputId, StoredAnswer),
 
     TimerExpired(TimerKey),
-    /// Its daemon is here and does not know it.
+    /// Its daemon is connected and does not list it.
     MissingOnDaemon,
-    /// Its machine has booted since.
+    /// Its machine has rebooted since it was leased.
     Rebooted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventOutcome {
-    /// It counted; the record, the timers or the state moved.
+    /// The event took effect; the record, the timers or the state changed.
     Applied,
-    /// Harmless and without effect.
+    /// Valid, but without effect.
     Ignored,
-    /// A once-phase that came twice or backwards.
+    /// A once-phase that was repeated or out of order.
     Regressed,
     Refused(Rejection),
-    /// A terminal frame after the end: adopted or kept as evidence by the task.
+    /// A terminal frame after the end: the task adopts it or records it as evidence.
     Late,
 }
 
-/// One attempt with what its events need.
+/// One attempt with the data that its events need.
 pub(crate) struct AttemptMachine<'a> {
     pub(crate) attempt: &'a mut AttemptRecord,
     pub(crate) timers: &'a mut TimerSet,
@@ -142,7 +153,7 @@ pub(crate) struct AttemptMachine<'a> {
     /// Whether its holder has a session now.
     pub(crate) connected: bool,
     pub(crate) now: ClockReading,
-    /// What the timeline should say, in order.
+    /// Events to add to the task's timeline, in order.
     pub(crate) timeline_events: Vec<TimelineEventKind>,
 }
 
@@ -175,7 +186,8 @@ impl AttemptMachine<'_> {
     }
 }
 
-/// Terminal is terminal. Only the task may still learn from a terminal frame or a receipt.
+/// An ended attempt never changes. A terminal frame or a receipt is passed on to the task as
+/// `Late`.
 fn on_ended(event: &MachineEvent) -> EventOutcome {
     match event {
         MachineEvent::Completed(_)

@@ -1,4 +1,4 @@
-//! The states in which no process may exist: queued, offered, parked.
+//! Events in the states queued, offered and parked, in which no process should exist.
 
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ impl AttemptMachine<'_> {
             | MachineEvent::Released { .. }
             | MachineEvent::Rejected { .. }
             | MachineEvent::Receipt(_) => EventOutcome::Late,
-            // What was parked before it ever ran is needed no more when a result came late.
+            // A late result makes an attempt unnecessary that was parked before it ever ran.
             MachineEvent::Withdraw if self.parked_receipt() == TerminationReceipt::NotNeeded => {
                 self.finish(
                     EndState::Released,
@@ -153,7 +153,8 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// What is known of the death of its processes; a park may come before it.
+    /// The receipt of the parked attempt. It may be unconfirmed: a park can precede the proof
+    /// of death.
     fn parked_receipt(&self) -> TerminationReceipt {
         if let AttemptState::Parked(parked) = &self.attempt.state {
             parked.receipt
@@ -181,7 +182,8 @@ impl AttemptMachine<'_> {
         self.confirm_lease()
     }
 
-    /// The second of the three steps: LeaseConfirmed follows, and only then may a process start.
+    /// Confirms the lease, the second of three steps (offer, accept, confirm to the daemon). A
+    /// process may start only after the daemon receives LeaseConfirmed.
     fn confirm_lease(&mut self) -> EventOutcome {
         if let Some(lease) = &mut self.attempt.lease {
             lease.confirmed = true;

@@ -1,6 +1,7 @@
-//! The states in which the daemon may run processes: accepted to waiting_input.
+//! Events in the states in which the daemon may run processes: accepted to waiting_input.
 //!
-//! Which of them it is follows from what was reached and what is open (`running_state`); no frame sets it.
+//! The state is derived from the furthest phase and the open tools and inputs
+//! (`running_state`). No frame sets it directly.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::record::{
 impl AttemptMachine<'_> {
     pub(super) fn on_accepted(&mut self, event: MachineEvent) -> EventOutcome {
         match event {
-            // Nothing was started: as good as a receipt, also after LeaseConfirmed crossed it on the wire.
+            // No process was started, even if LeaseConfirmed and the rejection crossed on the
+            // wire.
             MachineEvent::Rejected { code, message } => self.reject_offer(&code, message),
             // The offer was confirmed by settlement, and its TaskAccepted is replayed.
             MachineEvent::Accepted => EventOutcome::Applied,
@@ -94,7 +96,7 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// The state that the open things and the phases add up to.
+    /// The state derived from open inputs, open tools and the furthest phase.
     pub(super) fn running_state(&self) -> AttemptState {
         if self
             .attempt
@@ -130,7 +132,8 @@ impl AttemptMachine<'_> {
             LifecyclePhase::Streaming | LifecyclePhase::Checkpointed => {
                 self.apply_activity_phase(phase)
             }
-            // Edges with data are frames of their own, and no phase ends an attempt: these are diagnostics.
+            // Diagnostics only: tools and inputs have frames of their own, and no phase ends an
+            // attempt.
             LifecyclePhase::ToolStarted
             | LifecyclePhase::ToolFinished
             | LifecyclePhase::WaitingInput
@@ -162,7 +165,7 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// Notes the phase and all that it implies.
+    /// Records the phase and everything it implies.
     pub(super) fn mark_phase_reached(&mut self, phase: LifecyclePhase) {
         if self
             .attempt
@@ -216,7 +219,7 @@ impl AttemptMachine<'_> {
     }
 
     fn finish_tool(&mut self, id: &Arc<str>) -> EventOutcome {
-        let Some(place) = self
+        let Some(index) = self
             .attempt
             .open_tools
             .iter()
@@ -224,7 +227,7 @@ impl AttemptMachine<'_> {
         else {
             return EventOutcome::Refused(Rejection::UnknownTool);
         };
-        self.attempt.open_tools.remove(place);
+        self.attempt.open_tools.remove(index);
         self.attempt.phase = Some(LifecyclePhase::ToolFinished);
         self.update_timers(&TimerFact::ToolFinished(id.clone()));
         self.attempt.state = self.running_state();
@@ -235,7 +238,8 @@ impl AttemptMachine<'_> {
 
     fn apply_output(&mut self, sign: OutputSignal, tools: &[Arc<str>], end: u64) -> EventOutcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
-        // What a program says of itself ends no wait for the prompt, and does not prove that it has one.
+        // Output of a program before its prompt does not prove that the prompt was written, so
+        // it restarts no timer.
         if sign == OutputSignal::BeforePrompt {
             return EventOutcome::Ignored;
         }
@@ -254,7 +258,7 @@ impl AttemptMachine<'_> {
         if self.attempt.furthest_phase == before {
             return EventOutcome::Ignored;
         }
-        // The daemon did not say it: the first output says it for it.
+        // The daemon reported no phase, so the first output implies it.
         for phase in [
             LifecyclePhase::FirstEventSeen,
             LifecyclePhase::FirstVisibleEventSeen,
@@ -283,7 +287,8 @@ impl AttemptMachine<'_> {
         }
     }
 
-    /// A deadline passed: the attempt is ended by the daemon if it can hear, else at once.
+    /// Ends the attempt for an expired deadline: through the daemon if it is connected, else at
+    /// once.
     fn expire_deadline(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> EventOutcome {
         self.timeline_events
             .push(TimelineEventKind::DeadlineExpired { timer });
@@ -299,13 +304,13 @@ impl AttemptMachine<'_> {
         let pending = PendingEnd::Deadline { timer, tool, phase };
         let code = super::attempt_end::timer_failure_code(timer);
         self.begin_cleanup_or(pending, |machine| {
-            // Nobody knows what it did since the stream was lost.
+            // It is unknown what the attempt did since the stream was lost.
             machine.attempt.retry_safe = false;
             machine.time_out(code, EndedBy::Relay)
         })
     }
 
-    /// The daemon ends it by itself: the process is gone, or a deadline has passed.
+    /// The daemon ends the attempt itself: the process exited, or a deadline expired.
     fn begin_daemon_cleanup(&mut self, pending: Option<PendingEnd>) -> EventOutcome {
         self.attempt.phase = Some(LifecyclePhase::CleanupStarted);
         self.enter_cleanup(pending);
@@ -314,24 +319,25 @@ impl AttemptMachine<'_> {
         EventOutcome::Applied
     }
 
-    /// With a session the daemon is told to end it; without one the end is decided now.
+    /// Starts cleanup through the daemon if it has a session; otherwise `if_disconnected` ends
+    /// the attempt now.
     pub(super) fn begin_cleanup_or(
         &mut self,
         pending: PendingEnd,
-        alone: impl FnOnce(&mut Self) -> EventOutcome,
+        if_disconnected: impl FnOnce(&mut Self) -> EventOutcome,
     ) -> EventOutcome {
         if self.connected {
             self.begin_cleanup(pending)
         } else {
-            alone(self)
+            if_disconnected(self)
         }
     }
 
     pub(super) fn begin_cleanup(&mut self, pending: PendingEnd) -> EventOutcome {
-        let told = self.connected;
         self.enter_cleanup(Some(pending));
-        if !told {
-            // It cannot have been told; the lease bounds the wait, and the ladder starts when it is back.
+        if !self.connected {
+            // No Cancel can be sent now. The lease bounds the wait, and the cleanup timer
+            // starts after the daemon reconnects.
             self.timers.disarm(&TimerKey::CleanupTerm);
         }
         EventOutcome::Applied

@@ -1,7 +1,7 @@
-//! What to look at next: at most one entry per task (or daemon), moved lazily.
+//! Index of the next deadlines: at most one entry per task (or daemon), updated lazily.
 //!
-//! Renewals push deadlines back thousands of times a second. An entry therefore only ever moves to an earlier
-//! moment; when it comes due too early, the owner looks at the real timers and arms it again.
+//! Renewals postpone deadlines thousands of times a second. So an entry only ever moves to an
+//! earlier time. When it is due too early, the owner checks the real timers and arms it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,13 @@ pub struct DeadlineIndex<K = TaskId> {
 
 impl<K> Default for DeadlineIndex<K> {
     fn default() -> Self {
-        let (order, of) = (BTreeSet::new(), BTreeMap::new());
-        Self { order, by_key: of }
+        let (order, by_key) = (BTreeSet::new(), BTreeMap::new());
+        Self { order, by_key }
     }
 }
 
 impl<K: Copy + Ord> DeadlineIndex<K> {
-    /// Makes sure that it is looked at no later than `at`.
+    /// Ensures that the entry is due no later than `at`.
     pub fn arm(&mut self, key: K, at: MonotonicTime) {
         match self.by_key.get(&key) {
             Some(set) if *set <= at => return,
@@ -49,7 +49,7 @@ impl<K: Copy + Ord> DeadlineIndex<K> {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// Takes one whose entry is due; the caller arms it again with what its timers say.
+    /// Removes and returns a due entry. The caller arms it again from the real timers.
     pub fn take_due(&mut self, now: MonotonicTime) -> Option<K> {
         let (at, key) = *self.order.first()?;
         if at > now {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_moves_earlier_but_not_later_and_comes_out_in_order() {
+    fn an_entry_moves_only_earlier_and_is_taken_in_order() {
         let mut index = DeadlineIndex::default();
         index.arm(task(1), MonotonicTime(100));
         index.arm(task(2), MonotonicTime(50));

@@ -1,26 +1,29 @@
-//! The twelve timers of an attempt, and the index of what falls due next.
+//! The twelve timers of an attempt, and the index of the next deadlines.
 //!
-//! Owns which fact arms, feeds, pauses and disarms which timer (`set`), how long each lasts (`timer`), what of it
-//! survives a restart (`restore`) and the index over all tasks (`deadlines`). It never decides what an expiry does
-//! to a task, and reads no clock.
+//! Owns which fact arms, restarts, pauses and disarms which timer (`timer_set`), how long each
+//! lasts (`timer`), what survives a relay restart (`timer_restore`) and the index over all
+//! tasks (`deadline_index`). It does not decide the effect of an expiry and reads no clock.
 //!
-//! | timer | armed by | fed by | disarmed by | paused while |
+//! | timer | armed by | restarted by | disarmed by | paused during |
 //! |---|---|---|---|---|
-//! | queue | queued | - | offered | the task or the scheduler is paused |
-//! | accept | offered | - | accepted or any later phase, confirmation | never |
+//! | queue | queued | - | offered | a pause (task, scheduler) |
+//! | accept | offered | - | accepted or later, confirmation | never |
 //! | lease | offered | confirmation, renewal | the end | never |
 //! | total | confirmation | - | the end | never |
 //! | process_start | started | - | agent_started or later | never |
 //! | prompt_write | agent_started | - | prompt_written or later | never |
 //! | first_event | prompt_written | - | first_event_seen or later | never |
-//! | first_visible_event | prompt_written | - | first_visible_event_seen, a tool start | an input is open |
-//! | stream_idle | first_event_seen | output, any phase but heartbeat | cleanup | a tool runs or an input is open |
-//! | tool_idle (per tool call) | tool start | output of that tool | its finish, cleanup | an input is open |
-//! | user_input (per input) | the question | - | its answer or withdrawal, cleanup | never |
+//! | first_visible_event | prompt_written | - | first_visible_event_seen, tool start | open input |
+//! | stream_idle | first_event_seen | output, phases | cleanup | running tool, open input |
+//! | tool_idle (each call) | tool start | output of that tool | its finish, cleanup | open input |
+//! | user_input (each input) | the question | - | answer or withdrawal, cleanup | never |
 //! | cleanup_term | cleanup_started or Cancel sent | - | cleanup_finished | never |
 //!
-//! The end of the attempt (terminal or parked) disarms all. Cleanup also disarms whatever phase timer is still
-//! armed: what ends the attempt is decided by then, and `cleanup_term`, `total` and `lease` bound the rest.
+//! `heartbeat` is the one phase that does not restart `stream_idle`.
+//!
+//! The end of the attempt (terminal or parked) disarms all timers. Cleanup disarms every phase
+//! timer: the cause of the end is decided by then, and `cleanup_term`, `total` and `lease`
+//! bound the rest.
 
 mod deadline_index;
 mod timer;

@@ -1,4 +1,5 @@
-//! Whatever happens in whatever order: no timer fires before its limit, and a pause takes nothing away.
+//! For any order of facts, no timer fires before its limit and a pause keeps the remaining
+//! time.
 
 use proptest::prelude::*;
 
@@ -53,15 +54,15 @@ fn allowance(kind: TimerKind) -> u64 {
     }
 }
 
-/// Follows one timer from outside: how long it has run since it was armed or fed.
+/// How long each armed timer has run since it was armed, tracked outside the timer set.
 #[derive(Debug, Default)]
 struct TimerAges {
     ran_ms: Vec<(TimerKey, u64)>,
 }
 
 impl TimerAges {
-    /// Time passes: every timer that runs (not paused) gets older.
-    fn pass(&mut self, set: &TimerSet, ms: u64) {
+    /// Adds `ms` to the age of every armed timer that is not paused.
+    fn advance(&mut self, set: &TimerSet, ms: u64) {
         let keys: Vec<TimerKey> = set
             .armed_timers()
             .map(|armed| match armed {
@@ -92,55 +93,56 @@ impl TimerAges {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Feeding only postpones, so the time that a timer has run unpaused since it was armed is a lower bound.
+    /// A restart only postpones a timer, so the unpaused time since it was armed is at least
+    /// its limit when it fires.
     #[test]
     fn no_timer_fires_before_it_has_run_its_limit(
         steps in prop::collection::vec((any_fact(), 0u64..200_000), 1..60)
     ) {
-        let mut bench = TimerSetFixture::new();
-        let mut watched = TimerAges::default();
+        let mut fixture = TimerSetFixture::new();
+        let mut ages = TimerAges::default();
         let mut now = 0;
         for (fact, wait) in steps {
-            bench.apply_fact(now, fact);
-            let limits: Vec<(TimerKey, u64)> = bench.set.armed_timers().map(|armed| match armed {
+            fixture.apply_fact(now, fact);
+            let limits: Vec<(TimerKey, u64)> = fixture.set.armed_timers().map(|armed| match armed {
                 ArmedTimerView::Running { key, limit_ms, .. } | ArmedTimerView::Paused { key, limit_ms, .. } => (key, limit_ms),
             }).collect();
-            watched.pass(&bench.set, wait);
+            ages.advance(&fixture.set, wait);
             now += wait;
-            while let Some(key) = bench.set.take_due(MonotonicTime(now)) {
+            while let Some(key) = fixture.set.take_due(MonotonicTime(now)) {
                 let (_, limit) = limits.iter().find(|(known, _)| *known == key).unwrap();
-                prop_assert!(watched.ran(&key) >= limit + allowance(key.kind()), "{key:?} early");
-                watched.ran_ms.retain(|(known, _)| *known != key);
+                prop_assert!(ages.ran(&key) >= limit + allowance(key.kind()), "{key:?} fired early");
+                ages.ran_ms.retain(|(known, _)| *known != key);
             }
         }
     }
 
-    /// A pause of any length in the middle shifts the deadline by exactly that length.
+    /// A pause shifts the deadline by exactly its length.
     #[test]
     fn a_pause_shifts_a_deadline_by_its_own_length(
         before in 0u64..100_000, length in 0u64..10_000_000
     ) {
         let (ask, close) = (TimerFact::InputAsked(input(1)), TimerFact::InputClosed(input(1)));
         for key in [TimerKey::FirstVisibleEvent, TimerKey::StreamIdle] {
-            let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
-            let first = bench.fires_at_ms(&key).unwrap();
-            bench.apply_fact(before, ask.clone()).apply_fact(before + length, close.clone());
-            prop_assert_eq!(bench.fires_at_ms(&key), Some(first + length));
+            let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+            let first = fixture.fires_at_ms(&key).unwrap();
+            fixture.apply_fact(before, ask.clone()).apply_fact(before + length, close.clone());
+            prop_assert_eq!(fixture.fires_at_ms(&key), Some(first + length));
         }
     }
 
     /// Storing and restoring at once changes no hard deadline.
     #[test]
     fn a_restart_keeps_hard_deadlines(ran in 0u64..600_000) {
-        let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
-        bench.apply_fact(0, TimerFact::InputAsked(input(1)));
-        let budgets = bench.set.budgets(MonotonicTime(ran));
+        let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+        fixture.apply_fact(0, TimerFact::InputAsked(input(1)));
+        let budgets = fixture.set.budgets(MonotonicTime(ran));
         let inputs = vec![input(1)];
         let stored = StoredTimers { budgets: &budgets, inputs, ..StoredTimers::default() };
         let profile = profile();
         let set = TimerSet::restore(&stored, MonotonicTime(ran), &limits(&profile));
         for key in [TimerKey::Total, TimerKey::UserInput(input(1))] {
-            prop_assert_eq!(set.fires_at(&key), bench.set.fires_at(&key));
+            prop_assert_eq!(set.fires_at(&key), fixture.set.fires_at(&key));
         }
     }
 }

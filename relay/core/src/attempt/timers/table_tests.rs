@@ -1,11 +1,13 @@
-//! Each row of the table: it fires at its limit plus what the relay adds, not before, and not after its disarm.
+//! Each row of the table: the timer fires exactly at its limit plus slack or grace, and not
+//! after it was disarmed.
 
 use super::timer_set_tests::*;
 use super::*;
 use crate::record::{LifecyclePhase, TimerKind};
 use crate::time::MonotonicTime;
 
-/// One row of the table: what arms it, when it then fires, and every fact that disarms it.
+/// One row of the table: the fact that arms the timer, when it fires, and the facts that disarm
+/// it.
 #[derive(Clone)]
 struct TimerTableRow {
     key: TimerKey,
@@ -31,15 +33,15 @@ fn table() -> Vec<TimerTableRow> {
     rows
 }
 
-/// This phase, a later one, or anything that only a running agent does.
-fn acts(phase: LifecyclePhase) -> Vec<TimerFact> {
-    [from(phase), agent_acts()].concat()
+/// This phase, every later one, and all facts that only a running agent causes.
+fn activity_from(phase: LifecyclePhase) -> Vec<TimerFact> {
+    [phases_from(phase), agent_activity()].concat()
 }
 
 fn relay_rows() -> Vec<TimerTableRow> {
     let placed = vec![TimerFact::Offered, TimerFact::LeaseConfirmed];
     let taken = [
-        acts(LifecyclePhase::Accepted),
+        activity_from(LifecyclePhase::Accepted),
         vec![TimerFact::LeaseConfirmed],
     ]
     .concat();
@@ -58,7 +60,7 @@ fn relay_rows() -> Vec<TimerTableRow> {
 
 fn start_rows() -> Vec<TimerTableRow> {
     let shown = vec![TimerFact::ToolStarted(tool("x"))];
-    let shown = [from(LifecyclePhase::FirstVisibleEventSeen), shown].concat();
+    let shown = [phases_from(LifecyclePhase::FirstVisibleEventSeen), shown].concat();
     let started = TimerFact::Phase(LifecyclePhase::Started);
     let agent = TimerFact::Phase(LifecyclePhase::AgentStarted);
     let written = || TimerFact::Phase(LifecyclePhase::PromptWritten);
@@ -67,19 +69,19 @@ fn start_rows() -> Vec<TimerTableRow> {
             TimerKey::ProcessStart,
             started,
             17_000,
-            acts(LifecyclePhase::AgentStarted),
+            activity_from(LifecyclePhase::AgentStarted),
         ),
         row(
             TimerKey::PromptWrite,
             agent,
             7_000,
-            acts(LifecyclePhase::PromptWritten),
+            activity_from(LifecyclePhase::PromptWritten),
         ),
         row(
             TimerKey::FirstEvent,
             written(),
             92_000,
-            acts(LifecyclePhase::FirstEventSeen),
+            activity_from(LifecyclePhase::FirstEventSeen),
         ),
         row(TimerKey::FirstVisibleEvent, written(), 112_000, shown),
     ]
@@ -114,9 +116,9 @@ fn work_rows() -> Vec<TimerTableRow> {
 }
 
 fn armed(row: &TimerTableRow) -> TimerSetFixture {
-    let mut bench = TimerSetFixture::new();
-    bench.apply_fact(0, row.arms.clone());
-    bench
+    let mut fixture = TimerSetFixture::new();
+    fixture.apply_fact(0, row.arms.clone());
+    fixture
 }
 
 #[test]
@@ -126,38 +128,43 @@ fn every_timer_fires_at_its_limit_plus_allowance_and_only_once() {
         assert!(rows.iter().any(|row| row.key.kind() == kind), "{kind:?}");
     }
     for row in rows {
-        let mut bench = armed(&row);
+        let mut fixture = armed(&row);
         assert_eq!(
-            bench.fires_at_ms(&row.key),
+            fixture.fires_at_ms(&row.key),
             Some(row.fires_at),
             "{:?}",
             row.key
         );
         let mut fired = Vec::new();
-        while let Some(key) = bench.set.take_due(MonotonicTime(row.fires_at - 1)) {
+        while let Some(key) = fixture.set.take_due(MonotonicTime(row.fires_at - 1)) {
             fired.push(key);
         }
         assert!(!fired.contains(&row.key), "{:?} fired early", row.key);
-        while let Some(key) = bench.set.take_due(MonotonicTime(row.fires_at)) {
+        while let Some(key) = fixture.set.take_due(MonotonicTime(row.fires_at)) {
             fired.push(key);
         }
         assert_eq!(fired.iter().filter(|key| **key == row.key).count(), 1);
-        assert_eq!(bench.set.due(MonotonicTime(row.fires_at)), None);
+        assert_eq!(fixture.set.due(MonotonicTime(row.fires_at)), None);
     }
 }
 
 #[test]
-fn every_disarming_fact_disarms_and_arming_again_does_not_prolong() {
+fn every_disarming_fact_disarms_and_rearming_extends_nothing() {
     for row in table() {
-        let mut bench = armed(&row);
-        bench.apply_fact(1_000, row.arms.clone());
-        let same = bench.fires_at_ms(&row.key);
-        assert_eq!(same, Some(row.fires_at), "{:?} moved by a repeat", row.key);
+        let mut fixture = armed(&row);
+        fixture.apply_fact(1_000, row.arms.clone());
+        let same = fixture.fires_at_ms(&row.key);
+        assert_eq!(
+            same,
+            Some(row.fires_at),
+            "{:?} changed by a repeated fact",
+            row.key
+        );
         for fact in &row.disarms {
-            let mut bench = armed(&row);
-            bench.apply_fact(1_000, fact.clone());
+            let mut fixture = armed(&row);
+            fixture.apply_fact(1_000, fact.clone());
             assert!(
-                !bench.set.is_armed(&row.key),
+                !fixture.set.is_armed(&row.key),
                 "{:?} after {fact:?}",
                 row.key
             );
@@ -166,15 +173,15 @@ fn every_disarming_fact_disarms_and_arming_again_does_not_prolong() {
 }
 
 #[test]
-fn other_facts_leave_a_timer_alone() {
+fn other_facts_do_not_disarm_a_timer() {
     let all: Vec<TimerFact> = table().into_iter().flat_map(|row| row.disarms).collect();
     for row in table() {
         for fact in all.iter().filter(|fact| !row.disarms.contains(fact)) {
-            let mut bench = armed(&row);
-            bench.apply_fact(0, fact.clone());
+            let mut fixture = armed(&row);
+            fixture.apply_fact(0, fact.clone());
             let about_itself = *fact == row.arms;
             assert!(
-                about_itself || bench.set.is_armed(&row.key),
+                about_itself || fixture.set.is_armed(&row.key),
                 "{:?}: {fact:?}",
                 row.key
             );

@@ -1,4 +1,5 @@
-//! One timer: which it is, how long it lasts, what the relay adds, and its clock that can stand still.
+//! One timer: its key, its limit, the relay's slack or grace, and its clock, which can be
+//! paused.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::time::MonotonicTime;
 /// The agent's own name for one tool call; unique within an attempt.
 pub type ToolCallId = Arc<str>;
 
-/// One armed timer: its kind, and which tool call or input where there may be several.
+/// Identifies an armed timer: its kind, and the tool call or input if there can be several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TimerKey {
     Queue,
@@ -48,7 +49,8 @@ impl TimerKey {
     }
 }
 
-/// The eight that a deadline profile can set; the daemon runs them too, so the relay adds slack to them.
+/// Whether a deadline profile can set this timer. The daemon runs these eight too, so the relay
+/// adds slack to them.
 pub(super) fn is_profile_timer(kind: TimerKind) -> bool {
     match kind {
         TimerKind::ProcessStart
@@ -63,7 +65,7 @@ pub(super) fn is_profile_timer(kind: TimerKind) -> bool {
     }
 }
 
-/// How long each timer lasts, and what the relay adds.
+/// Limits of all timers of one attempt, and the slack and grace that the relay adds.
 #[derive(Clone, Copy, Debug)]
 pub struct TimerLimits<'a> {
     pub profile: &'a DeadlineProfile,
@@ -75,7 +77,7 @@ pub struct TimerLimits<'a> {
     pub cleanup_term_ms: u64,
     /// Added to the eight profile timers, so that a daemon's own timer reports first.
     pub slack_ms: u64,
-    /// Added to the lease, because the worker counts from an earlier moment.
+    /// Added to the lease, because the worker counts from an earlier time.
     pub grace_ms: u64,
 }
 
@@ -105,7 +107,8 @@ impl<'a> TimerLimits<'a> {
         }
     }
 
-    /// Nothing between the start and the end is timed; `total` and the lease are.
+    /// The same limits without a profile: of a running attempt only `total` and the lease are
+    /// timed.
     pub(crate) fn without_profile(self) -> Self {
         Self {
             profile: &EMPTY_PROFILE,
@@ -113,7 +116,7 @@ impl<'a> TimerLimits<'a> {
         }
     }
 
-    /// `None` = not armed: absent and zero both opt out.
+    /// The limit, or `None` if the timer is not used: absent and zero both switch it off.
     pub(super) fn limit_of(&self, kind: TimerKind) -> Option<u64> {
         let ms = match kind {
             TimerKind::ProcessStart => self.profile.process_start_ms,
@@ -162,7 +165,7 @@ impl AttemptTimer {
         self.limit_ms.saturating_add(self.allowance_ms)
     }
 
-    /// Starts over from `at`. A fact that arrived earlier but is told later never shortens it.
+    /// Restarts from `at`. A fact that is applied after a newer one never shortens the timer.
     pub(super) fn restart(&mut self, at: MonotonicTime) {
         let full = self.full_ms();
         match &mut self.clock {
@@ -171,18 +174,18 @@ impl AttemptTimer {
         }
     }
 
-    /// Lasts at least until `fires_at`; a clock that stands still has no such moment.
+    /// Extends a running timer at least until `until`. A paused timer has no fixed end.
     pub(super) fn extend(&mut self, until: MonotonicTime) {
         if let TimerClock::Running { fires_at } = &mut self.clock {
             *fires_at = (*fires_at).max(until);
         }
     }
 
-    pub(super) fn shorten(&mut self, most_ms: u64, at: MonotonicTime) {
-        let most_ms = most_ms.saturating_add(self.allowance_ms);
+    pub(super) fn shorten(&mut self, max_ms: u64, at: MonotonicTime) {
+        let max_ms = max_ms.saturating_add(self.allowance_ms);
         match &mut self.clock {
-            TimerClock::Running { fires_at } => *fires_at = (*fires_at).min(at + most_ms),
-            TimerClock::Paused { left_ms } => *left_ms = (*left_ms).min(most_ms),
+            TimerClock::Running { fires_at } => *fires_at = (*fires_at).min(at + max_ms),
+            TimerClock::Paused { left_ms } => *left_ms = (*left_ms).min(max_ms),
         }
     }
 
@@ -231,15 +234,15 @@ pub enum ArmedTimerView {
     Running {
         key: TimerKey,
         limit_ms: u64,
-        /// When the limit itself is reached: what users are shown.
+        /// When the limit itself is reached; shown to users.
         limit_at: MonotonicTime,
-        /// When the relay acts on it: the limit plus slack or grace.
+        /// When the relay acts: the limit plus slack or grace.
         fires_at: MonotonicTime,
     },
     Paused {
         key: TimerKey,
         limit_ms: u64,
-        /// Of the limit itself, without slack.
+        /// What is left of the limit, without slack.
         left_ms: u64,
     },
 }

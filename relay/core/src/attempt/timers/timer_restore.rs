@@ -1,7 +1,8 @@
-//! What survives a restart of the relay: how much of each limit is used up, never a moment.
+//! Timers across a restart of the relay. Stored is how much of each limit is used, never a
+//! time.
 //!
-//! The time that the relay was down is nobody's fault and counts for no timer, but what was used before counts
-//! for ever: a relay that restarts again and again cannot postpone `total`, `queue` or `user_input`.
+//! Downtime of the relay counts for no timer. The time used before it stays used, so that
+//! repeated restarts cannot postpone `total`, `queue` or `user_input`.
 
 use crate::ids::InputId;
 use crate::record::{LifecyclePhase, TimerBudget, TimerKind};
@@ -10,7 +11,7 @@ use crate::time::MonotonicTime;
 use super::timer::{AttemptTimer, TimerClock, TimerKey, TimerLimits, ToolCallId};
 use super::timer_set::TimerSet;
 
-/// What an attempt's record says about its timers.
+/// The stored state of an attempt's timers.
 #[derive(Clone, Debug, Default)]
 pub struct StoredTimers<'a> {
     pub budgets: &'a [TimerBudget],
@@ -22,20 +23,21 @@ pub struct StoredTimers<'a> {
     pub cleaning: bool,
     /// The task or the scheduler is paused.
     pub paused: bool,
-    /// The largest grant outstanding: nobody could renew while the relay was down, so the lease lasts that long
-    /// from boot, plus grace.
+    /// The largest outstanding grant. The lease lasts this long from boot, plus grace, because
+    /// it could not be renewed while the relay was down.
     pub lease_ms: u64,
-    /// The least that a phase timer gets: the frame that disarms it may wait in a daemon that must reconnect.
+    /// Minimum for a phase timer: the frame that disarms it may be in the outbox of a daemon
+    /// that has yet to reconnect.
     pub floor_ms: u64,
 }
 
 impl TimerSet {
-    /// What to store now; older than 30 s is too old for the hard deadlines.
+    /// The budgets to store. Older than 30 s, they are too inexact for the hard deadlines.
     pub fn budgets(&self, now: MonotonicTime) -> Vec<TimerBudget> {
         self.timers.iter().map(|timer| budget(timer, now)).collect()
     }
 
-    /// Arms what was armed, with what was left of it.
+    /// Arms the stored timers with what is left of them.
     pub fn restore(
         stored: &StoredTimers<'_>,
         now: MonotonicTime,
@@ -86,7 +88,7 @@ fn budget(timer: &AttemptTimer, now: MonotonicTime) -> TimerBudget {
     }
 }
 
-/// `None` when the budget names no tool call or input where it must: such a record arms nothing.
+/// The key of a stored budget. `None` if the budget lacks its tool call or input id.
 fn key(budget: &TimerBudget) -> Option<TimerKey> {
     Some(match budget.timer {
         TimerKind::Queue => TimerKey::Queue,
@@ -117,7 +119,7 @@ fn timer(
         TimerKind::Total if mutant!(TotalRestartsAtBoot) => full,
         TimerKind::Lease if mutant!(BootGraceMissing) => left,
         TimerKind::Total | TimerKind::Queue | TimerKind::UserInput => left,
-        // The last output before the restart was not stored: count from boot rather than too short.
+        // The time of the last output is not stored, so these timers start again at boot.
         TimerKind::StreamIdle | TimerKind::ToolIdle => full,
         TimerKind::Lease => stored.lease_ms.saturating_add(allowance_ms),
         TimerKind::ProcessStart

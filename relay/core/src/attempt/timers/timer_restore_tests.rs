@@ -1,31 +1,32 @@
-//! A restart of the relay: what was used stays used where it must, and nobody is punished for the outage.
+//! A restart of the relay: hard deadlines keep the time used before it, and the outage counts
+//! for no timer.
 
 use super::timer_set_tests::*;
 use super::*;
 use crate::record::{LifecyclePhase, TimerBudget, TimerKind};
 use crate::time::MonotonicTime;
 
-/// Restarts at a moment that has nothing to do with the old clock.
+/// Time of the restart, on a clock unrelated to the old one.
 const BOOT: u64 = 1_000_000;
 const FLOOR: u64 = 20_000;
 
-fn restart(bench: &TimerSetFixture, at: u64, stored: StoredTimers<'_>) -> TimerSetFixture {
-    let budgets = bench.set.budgets(MonotonicTime(at));
+fn restart(fixture: &TimerSetFixture, at: u64, stored: StoredTimers<'_>) -> TimerSetFixture {
+    let budgets = fixture.set.budgets(MonotonicTime(at));
     let stored = StoredTimers {
         budgets: &budgets,
         lease_ms: 30_000,
         floor_ms: FLOOR,
         ..stored
     };
-    let set = TimerSet::restore(&stored, MonotonicTime(BOOT), &limits(&bench.profile));
-    let profile = bench.profile.clone();
+    let set = TimerSet::restore(&stored, MonotonicTime(BOOT), &limits(&fixture.profile));
+    let profile = fixture.profile.clone();
     TimerSetFixture { set, profile }
 }
 
 #[test]
-fn hard_deadlines_go_on_where_they_were() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
-    bench.apply_fact(1_000, TimerFact::InputAsked(input(1)));
+fn hard_deadlines_continue_after_a_restart() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+    fixture.apply_fact(1_000, TimerFact::InputAsked(input(1)));
     let inputs = vec![input(1)];
     let reached = Some(LifecyclePhase::FirstVisibleEventSeen);
     let stored = StoredTimers {
@@ -33,7 +34,7 @@ fn hard_deadlines_go_on_where_they_were() {
         furthest_phase: reached,
         ..StoredTimers::default()
     };
-    let after = restart(&bench, 601_000, stored);
+    let after = restart(&fixture, 601_000, stored);
     let left = |key| after.fires_at_ms(&key).map(|at| at - BOOT);
     assert_eq!(left(TimerKey::Total), Some(7_200_000 - 601_000));
     assert_eq!(left(TimerKey::UserInput(input(1))), Some(2_000));
@@ -48,8 +49,8 @@ fn hard_deadlines_go_on_where_they_were() {
 }
 
 #[test]
-fn restarting_again_and_again_cannot_postpone_total() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+fn repeated_restarts_cannot_postpone_total() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
     let mut at = 30_000;
     for _ in 0..239 {
         let reached = Some(LifecyclePhase::FirstVisibleEventSeen);
@@ -57,19 +58,19 @@ fn restarting_again_and_again_cannot_postpone_total() {
             furthest_phase: reached,
             ..StoredTimers::default()
         };
-        bench = restart(&bench, at, stored);
+        fixture = restart(&fixture, at, stored);
         at = BOOT + 30_000;
     }
     assert_eq!(
-        bench.fires_at_ms(&TimerKey::Total),
+        fixture.fires_at_ms(&TimerKey::Total),
         Some(BOOT + 7_200_000 - 239 * 30_000)
     );
 }
 
 #[test]
-fn leases_get_the_largest_grant_and_idle_timers_their_full_time() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
-    bench.apply_fact(0, TimerFact::ToolStarted(tool("a")));
+fn a_restart_gives_leases_the_grant_and_idle_timers_full_time() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+    fixture.apply_fact(0, TimerFact::ToolStarted(tool("a")));
     let tools = vec![tool("a")];
     let reached = Some(LifecyclePhase::FirstVisibleEventSeen);
     let stored = StoredTimers {
@@ -77,7 +78,7 @@ fn leases_get_the_largest_grant_and_idle_timers_their_full_time() {
         furthest_phase: reached,
         ..StoredTimers::default()
     };
-    let mut after = restart(&bench, 34_000, stored);
+    let mut after = restart(&fixture, 34_000, stored);
     assert_eq!(
         after.fires_at_ms(&TimerKey::Lease),
         Some(BOOT + 30_000 + GRACE)
@@ -95,19 +96,19 @@ fn leases_get_the_largest_grant_and_idle_timers_their_full_time() {
 }
 
 #[test]
-fn phase_timers_keep_what_was_left_but_wait_for_the_daemon_to_come_back() {
-    let bench = TimerSetFixture::at_phase(LifecyclePhase::PromptWritten);
+fn phase_timers_get_time_for_the_daemon_to_reconnect() {
+    let fixture = TimerSetFixture::at_phase(LifecyclePhase::PromptWritten);
     let reached = Some(LifecyclePhase::PromptWritten);
     let stored = || StoredTimers {
         furthest_phase: reached,
         ..StoredTimers::default()
     };
-    let after = restart(&bench, 50_000, stored());
+    let after = restart(&fixture, 50_000, stored());
     assert_eq!(
         after.fires_at_ms(&TimerKey::FirstEvent),
         Some(BOOT + 42_000)
     );
-    let after = restart(&bench, 91_000, stored());
+    let after = restart(&fixture, 91_000, stored());
     assert_eq!(after.fires_at_ms(&TimerKey::FirstEvent), Some(BOOT + FLOOR));
     assert_eq!(
         after.fires_at_ms(&TimerKey::FirstVisibleEvent),
@@ -116,7 +117,7 @@ fn phase_timers_keep_what_was_left_but_wait_for_the_daemon_to_come_back() {
 }
 
 #[test]
-fn a_pause_and_a_cleanup_survive() {
+fn a_pause_and_a_cleanup_survive_a_restart() {
     let mut queued = TimerSetFixture::new();
     queued
         .apply_fact(0, TimerFact::Queued)

@@ -1,7 +1,8 @@
-//! The timers of one attempt, moved by facts. The table in `timers.rs` is this file in words.
+//! The timers of one attempt, changed by facts. The table in `timers/mod.rs` describes this
+//! file.
 //!
-//! Every fact comes with the moment it happened; nothing here waits or reads a clock. A timer that is taken as
-//! due is gone: what its expiry means is the attempt machine's business.
+//! Every fact comes with its time; this file never waits or reads a clock. Taking a due timer
+//! disarms it. The attempt machine decides the effect of the expiry.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,8 @@ use super::timer::{
     ArmedTimerView, AttemptTimer, TimerClock, TimerKey, TimerLimits, ToolCallId, is_profile_timer,
 };
 
-/// Most tool calls, and most inputs, that one attempt may have open. An input beyond it is to be refused; a tool
-/// call beyond it is counted and runs under `stream_idle`.
+/// Maximum of open tool calls, and of open inputs, per attempt. The caller refuses further
+/// inputs. A further tool call is only counted and stays under `stream_idle`.
 pub const MAX_OPEN: usize = 256;
 
 /// The phases that happen once and in this order. A later one implies the earlier ones.
@@ -28,30 +29,32 @@ const ONCE_PHASES: [LifecyclePhase; 7] = [
     LifecyclePhase::FirstVisibleEventSeen,
 ];
 
-/// Something that happened to the attempt and moves its timers.
+/// Something that happened to the attempt and changes its timers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TimerFact {
-    /// It waits for a daemon.
+    /// The attempt waits for a daemon.
     Queued,
     /// Dispatch was committed.
     Offered,
     LeaseConfirmed,
-    /// The holder's right now lasts until this moment (before grace). Never shortens what was granted.
+    /// The lease now lasts until this time, before grace. Never shortens an earlier grant.
     Renewed {
         until: MonotonicTime,
     },
-    /// Any phase that a daemon reports. Tool and input edges need their ids: tell those by the facts below.
+    /// A phase that a daemon reports. Tool and input changes need ids, so they have their own
+    /// facts.
     Phase(LifecyclePhase),
-    /// Output arrived, from this tool call if it says so. Implies the first event.
+    /// Output arrived, from this tool call if one is named. Implies the first event.
     Output {
         tool: Option<ToolCallId>,
     },
     ToolStarted(ToolCallId),
     ToolFinished(ToolCallId),
     InputAsked(InputId),
-    /// A person has answered; the agent has not been told yet, so the wait goes on.
+    /// A person has answered. The agent does not have the answer yet, so the input still pauses
+    /// other timers.
     InputAnswered(InputId),
-    /// The agent has its answer, or the input was withdrawn or expired.
+    /// The agent received the answer, or the input was withdrawn or expired.
     InputClosed(InputId),
     CancelSent,
     /// The task, or all scheduling, is paused.
@@ -61,7 +64,8 @@ pub enum TimerFact {
     Ended,
 }
 
-/// All timers of one attempt. Small and sorted: a queued task has one entry and costs one allocation.
+/// All timers of one attempt. Small and sorted: a queued task has one entry and costs one
+/// allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimerSet {
     pub(super) timers: Vec<AttemptTimer>,
@@ -76,7 +80,8 @@ pub struct TimerSet {
 }
 
 impl TimerSet {
-    /// Moves the timers. `at` is when the fact reached the relay, which may lie before the last fact told.
+    /// Applies a fact. `at` is when it reached the relay, which may be before the last applied
+    /// fact.
     pub fn on_fact(&mut self, fact: &TimerFact, at: MonotonicTime, limits: &TimerLimits<'_>) {
         if self.ended {
             return;
@@ -101,20 +106,21 @@ impl TimerSet {
         self.update_pauses(at);
     }
 
-    /// The timer that fell due first, if any has. Due exactly at its moment counts.
+    /// The due timer with the earliest deadline. A timer is due exactly at its deadline.
     pub fn due(&self, now: MonotonicTime) -> Option<&TimerKey> {
         let (at, key) = self.earliest()?;
         (at <= now).then_some(key)
     }
 
-    /// Takes what fell due, in the order of the deadlines. It does not fire again unless a fact arms it.
+    /// Removes and returns the due timer with the earliest deadline. It fires again only if
+    /// re-armed.
     pub fn take_due(&mut self, now: MonotonicTime) -> Option<TimerKey> {
         let key = self.due(now)?.clone();
         self.disarm(&key);
         Some(key)
     }
 
-    /// When the next timer falls due. Paused ones have no such moment.
+    /// When the next timer is due. Paused timers do not count.
     pub fn next_due_at(&self) -> Option<MonotonicTime> {
         self.earliest().map(|(at, _)| at)
     }
@@ -123,7 +129,7 @@ impl TimerSet {
         self.timers.iter().map(AttemptTimer::view)
     }
 
-    /// When the relay acts on this timer; `None` if it is not armed or stands still.
+    /// When the relay acts on this timer; `None` if it is not armed or paused.
     pub fn fires_at(&self, key: &TimerKey) -> Option<MonotonicTime> {
         match self.find(key)?.clock {
             TimerClock::Running { fires_at } => Some(fires_at),
@@ -131,7 +137,7 @@ impl TimerSet {
         }
     }
 
-    /// What is left of this timer's limit, without slack or grace; zero once only that is left.
+    /// What is left of this timer's limit, without slack or grace.
     pub fn left_ms(&self, key: &TimerKey, now: MonotonicTime) -> Option<u64> {
         let timer = self.find(key)?;
         Some(timer.left_ms(now).saturating_sub(timer.allowance_ms))
@@ -141,12 +147,12 @@ impl TimerSet {
         self.find(key).is_some()
     }
 
-    /// Whether one more input could be given its timer.
+    /// Whether one more input can be tracked.
     pub fn has_room_for_input(&self) -> bool {
         self.inputs.len() < MAX_OPEN
     }
 
-    /// Tool calls that were too many to track.
+    /// Number of tool calls over the limit, which are not tracked.
     pub fn untracked(&self) -> u32 {
         self.untracked_tools
     }
@@ -174,13 +180,13 @@ impl TimerSet {
         self.timers.get_mut(at)
     }
 
-    /// Arms it in full if it has a limit and is not armed yet.
+    /// Arms a timer with its full limit, if it has one and is not armed yet.
     fn arm(&mut self, key: TimerKey, at: MonotonicTime, limits: &TimerLimits<'_>) {
         let kind = key.kind();
         let Some(limit_ms) = limits.limit_of(kind) else {
             return;
         };
-        let Err(place) = self.timers.binary_search_by(|t| t.key.cmp(&key)) else {
+        let Err(index) = self.timers.binary_search_by(|t| t.key.cmp(&key)) else {
             return;
         };
         let allowance_ms = limits.allowance(kind);
@@ -191,14 +197,14 @@ impl TimerSet {
             allowance_ms,
             clock: TimerClock::Running { fires_at },
         };
-        self.timers.insert(place, timer);
+        self.timers.insert(index, timer);
     }
 
     pub(crate) fn disarm(&mut self, key: &TimerKey) {
         self.timers.retain(|timer| timer.key != *key);
     }
 
-    /// Leaves it at most this much of its limit.
+    /// Reduces the rest of a timer's limit to at most `left_ms`.
     pub(crate) fn shorten(&mut self, key: &TimerKey, left_ms: u64, at: MonotonicTime) {
         if let Some(timer) = self.find_mut(key) {
             timer.shorten(left_ms, at);
@@ -242,7 +248,8 @@ impl TimerSet {
             | LifecyclePhase::FirstVisibleEventSeen => self.apply_once_phase(phase, at, limits),
             LifecyclePhase::CleanupStarted => self.cleanup(at, limits),
             LifecyclePhase::CleanupFinished => self.disarm(&TimerKey::CleanupTerm),
-            // A hung agent under a healthy daemon must still time out, and the relay's own words are no news.
+            // Heartbeats must not keep a hung agent under a healthy daemon alive, and phases
+            // that the relay sets are no sign of activity.
             LifecyclePhase::Heartbeat | LifecyclePhase::RetryScheduled | LifecyclePhase::Lost => {}
             LifecyclePhase::Streaming
             | LifecyclePhase::ToolStarted
@@ -259,8 +266,8 @@ impl TimerSet {
         }
     }
 
-    /// Walks every phase up to this one, so that a skipped phase still arms what outlives it. One that comes
-    /// twice or backwards changes nothing.
+    /// Applies every phase up to this one, so that a skipped phase still arms the timers that
+    /// outlast it. A repeated or earlier phase changes nothing.
     fn apply_once_phase(
         &mut self,
         phase: LifecyclePhase,
@@ -314,7 +321,7 @@ impl TimerSet {
             | LifecyclePhase::Released => return,
         };
         disarm.iter().for_each(|key| self.disarm(key));
-        // Nothing but the kill itself is timed once cleanup has begun.
+        // After the start of cleanup no phase timer is armed.
         if !self.cleaning {
             arm.iter().for_each(|key| self.arm(key.clone(), at, limits));
         }
@@ -383,16 +390,17 @@ impl TimerSet {
         };
     }
 
-    /// The last column of the table: who stands still now. The clock keeps what is left.
+    /// Pauses and resumes timers by the last column of the table. A paused timer keeps what is
+    /// left.
     pub(super) fn update_pauses(&mut self, now: MonotonicTime) {
-        let asked = !self.inputs.is_empty();
+        let input_open = !self.inputs.is_empty();
         let tool_runs = !self.tools.is_empty();
-        let held = self.paused;
+        let queue_paused = self.paused;
         for timer in &mut self.timers {
             let pause = match timer.key {
-                TimerKey::FirstVisibleEvent | TimerKey::ToolIdle(_) => asked,
-                TimerKey::StreamIdle => asked || tool_runs,
-                TimerKey::Queue => held,
+                TimerKey::FirstVisibleEvent | TimerKey::ToolIdle(_) => input_open,
+                TimerKey::StreamIdle => input_open || tool_runs,
+                TimerKey::Queue => queue_paused,
                 TimerKey::ProcessStart
                 | TimerKey::PromptWrite
                 | TimerKey::FirstEvent

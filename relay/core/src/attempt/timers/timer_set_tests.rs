@@ -1,4 +1,4 @@
-//! Skipped phases, feeding, bounds and the end: how facts move the timers of one attempt.
+//! How facts change the timers of one attempt: skipped phases, restarts, bounds and the end.
 
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use crate::time::MonotonicTime;
 pub(super) const SLACK: u64 = 2_000;
 pub(super) const GRACE: u64 = 5_000;
 
-/// Eight limits, all different, so that a mix-up shows.
+/// Eight different limits, so that a mix-up of two timers fails a test.
 pub(super) fn profile() -> DeadlineProfile {
     DeadlineProfile {
         process_start_ms: Some(15_000),
@@ -38,7 +38,7 @@ pub(super) fn limits(profile: &DeadlineProfile) -> TimerLimits<'_> {
     }
 }
 
-/// An attempt's timers with their profile and a clock that tests set by hand.
+/// An attempt's timers with their profile; tests pass the time explicitly.
 pub(super) struct TimerSetFixture {
     pub(super) set: TimerSet,
     pub(super) profile: DeadlineProfile,
@@ -54,12 +54,12 @@ impl TimerSetFixture {
         Self { set, profile }
     }
 
-    /// Confirmed at moment 0 and at this phase since then.
+    /// Confirmed and at this phase since time 0.
     pub(super) fn at_phase(phase: LifecyclePhase) -> Self {
-        let mut bench = Self::new();
-        bench.apply_fact(0, TimerFact::LeaseConfirmed);
-        bench.apply_fact(0, TimerFact::Phase(phase));
-        bench
+        let mut fixture = Self::new();
+        fixture.apply_fact(0, TimerFact::LeaseConfirmed);
+        fixture.apply_fact(0, TimerFact::Phase(phase));
+        fixture
     }
 
     pub(super) fn apply_fact(&mut self, at: u64, fact: TimerFact) -> &mut Self {
@@ -81,8 +81,8 @@ pub(super) fn input(n: u128) -> InputId {
     InputId(Uuid::from_u128(n))
 }
 
-/// This phase and every later one: a later phase implies the earlier.
-pub(super) fn from(phase: LifecyclePhase) -> Vec<TimerFact> {
+/// This phase and every later one, because a later phase implies the earlier ones.
+pub(super) fn phases_from(phase: LifecyclePhase) -> Vec<TimerFact> {
     let once = [
         LifecyclePhase::Accepted,
         LifecyclePhase::Queued,
@@ -99,7 +99,7 @@ pub(super) fn from(phase: LifecyclePhase) -> Vec<TimerFact> {
     facts
 }
 
-pub(super) fn agent_acts() -> Vec<TimerFact> {
+pub(super) fn agent_activity() -> Vec<TimerFact> {
     vec![
         TimerFact::Output { tool: None },
         TimerFact::ToolStarted(tool("x")),
@@ -108,89 +108,89 @@ pub(super) fn agent_acts() -> Vec<TimerFact> {
 }
 
 #[test]
-fn a_skipped_phase_arms_what_outlives_it() {
-    let mut bench = TimerSetFixture::new();
-    bench.apply_fact(0, TimerFact::Offered);
-    bench.apply_fact(500, TimerFact::Phase(LifecyclePhase::FirstEventSeen));
+fn a_skipped_phase_arms_the_timers_that_outlast_it() {
+    let mut fixture = TimerSetFixture::new();
+    fixture.apply_fact(0, TimerFact::Offered);
+    fixture.apply_fact(500, TimerFact::Phase(LifecyclePhase::FirstEventSeen));
     assert_eq!(
-        bench.fires_at_ms(&TimerKey::FirstVisibleEvent),
+        fixture.fires_at_ms(&TimerKey::FirstVisibleEvent),
         Some(112_500)
     );
-    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(122_500));
+    assert_eq!(fixture.fires_at_ms(&TimerKey::StreamIdle), Some(122_500));
     for gone in [
         TimerKey::Accept,
         TimerKey::ProcessStart,
         TimerKey::PromptWrite,
         TimerKey::FirstEvent,
     ] {
-        assert!(!bench.set.is_armed(&gone), "{gone:?}");
+        assert!(!fixture.set.is_armed(&gone), "{gone:?}");
     }
-    assert_eq!(bench.set.reached(), Some(LifecyclePhase::FirstEventSeen));
+    assert_eq!(fixture.set.reached(), Some(LifecyclePhase::FirstEventSeen));
 }
 
 #[test]
-fn a_phase_that_comes_twice_or_backwards_changes_nothing() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
-    let before = bench.set.clone();
+fn a_repeated_or_earlier_phase_changes_nothing() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+    let before = fixture.set.clone();
     for phase in [
         LifecyclePhase::Started,
         LifecyclePhase::AgentStarted,
         LifecyclePhase::PromptWritten,
         LifecyclePhase::FirstEventSeen,
     ] {
-        bench.apply_fact(60_000, TimerFact::Phase(phase));
+        fixture.apply_fact(60_000, TimerFact::Phase(phase));
     }
-    assert_eq!(bench.set, before);
+    assert_eq!(fixture.set, before);
 }
 
 #[test]
-fn heartbeats_feed_nothing_and_every_other_phase_feeds_stream_idle() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+fn every_phase_except_heartbeat_restarts_stream_idle() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
     for second in 1..100 {
-        bench.apply_fact(second * 1_000, TimerFact::Phase(LifecyclePhase::Heartbeat));
+        fixture.apply_fact(second * 1_000, TimerFact::Phase(LifecyclePhase::Heartbeat));
     }
-    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(122_000));
-    bench.apply_fact(100_000, TimerFact::Phase(LifecyclePhase::Checkpointed));
-    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(222_000));
-    bench.apply_fact(110_000, TimerFact::Output { tool: None });
-    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
-    // Coalesced activity may be told late: it counts from its own moment and takes nothing back.
-    bench.apply_fact(105_000, TimerFact::Output { tool: None });
-    assert_eq!(bench.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
+    assert_eq!(fixture.fires_at_ms(&TimerKey::StreamIdle), Some(122_000));
+    fixture.apply_fact(100_000, TimerFact::Phase(LifecyclePhase::Checkpointed));
+    assert_eq!(fixture.fires_at_ms(&TimerKey::StreamIdle), Some(222_000));
+    fixture.apply_fact(110_000, TimerFact::Output { tool: None });
+    assert_eq!(fixture.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
+    // Coalesced activity may be applied late. It counts from its own time and shortens nothing.
+    fixture.apply_fact(105_000, TimerFact::Output { tool: None });
+    assert_eq!(fixture.fires_at_ms(&TimerKey::StreamIdle), Some(232_000));
 }
 
 #[test]
-fn tools_are_timed_one_by_one_and_only_their_own_output_feeds_them() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
-    bench.apply_fact(0, TimerFact::ToolStarted(tool("a")));
-    bench.apply_fact(10_000, TimerFact::ToolStarted(tool("b")));
-    bench.apply_fact(
+fn only_its_own_output_restarts_a_tool_timer() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstVisibleEventSeen);
+    fixture.apply_fact(0, TimerFact::ToolStarted(tool("a")));
+    fixture.apply_fact(10_000, TimerFact::ToolStarted(tool("b")));
+    fixture.apply_fact(
         20_000,
         TimerFact::Output {
             tool: Some(tool("b")),
         },
     );
-    bench.apply_fact(30_000, TimerFact::Output { tool: None });
+    fixture.apply_fact(30_000, TimerFact::Output { tool: None });
     assert_eq!(
-        bench.fires_at_ms(&TimerKey::ToolIdle(tool("a"))),
+        fixture.fires_at_ms(&TimerKey::ToolIdle(tool("a"))),
         Some(302_000)
     );
     assert_eq!(
-        bench.fires_at_ms(&TimerKey::ToolIdle(tool("b"))),
+        fixture.fires_at_ms(&TimerKey::ToolIdle(tool("b"))),
         Some(322_000)
     );
-    bench.apply_fact(40_000, TimerFact::ToolFinished(tool("a")));
-    assert!(!bench.set.is_armed(&TimerKey::ToolIdle(tool("a"))));
+    fixture.apply_fact(40_000, TimerFact::ToolFinished(tool("a")));
+    assert!(!fixture.set.is_armed(&TimerKey::ToolIdle(tool("a"))));
     assert_eq!(
-        bench.set.take_due(MonotonicTime(322_000)),
+        fixture.set.take_due(MonotonicTime(322_000)),
         Some(TimerKey::Lease)
     );
-    let due = bench.set.take_due(MonotonicTime(322_000));
+    let due = fixture.set.take_due(MonotonicTime(322_000));
     assert_eq!(due, Some(TimerKey::ToolIdle(tool("b"))));
 }
 
 #[test]
-fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
+fn an_empty_profile_arms_only_relay_timers_and_cleanup() {
     for profile in [DeadlineProfile::default(), {
         DeadlineProfile {
             process_start_ms: Some(0),
@@ -203,16 +203,16 @@ fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
             cleanup_term_ms: None,
         }
     }] {
-        let mut bench = TimerSetFixture::with(profile);
-        bench
+        let mut fixture = TimerSetFixture::with(profile);
+        fixture
             .apply_fact(0, TimerFact::Offered)
             .apply_fact(0, TimerFact::LeaseConfirmed);
-        for fact in [from(LifecyclePhase::Started), agent_acts()].concat() {
+        for fact in [phases_from(LifecyclePhase::Started), agent_activity()].concat() {
             if !matches!(
                 fact,
                 TimerFact::CancelSent | TimerFact::Phase(LifecyclePhase::CleanupStarted)
             ) {
-                bench.apply_fact(1, fact);
+                fixture.apply_fact(1, fact);
             }
         }
         let kinds = |set: &TimerSet| -> Vec<TimerKind> {
@@ -221,10 +221,10 @@ fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
                 .map(|b| b.timer)
                 .collect()
         };
-        assert_eq!(kinds(&bench.set), [TimerKind::Total, TimerKind::Lease]);
-        bench.apply_fact(2, TimerFact::CancelSent);
+        assert_eq!(kinds(&fixture.set), [TimerKind::Total, TimerKind::Lease]);
+        fixture.apply_fact(2, TimerFact::CancelSent);
         assert_eq!(
-            bench.fires_at_ms(&TimerKey::CleanupTerm),
+            fixture.fires_at_ms(&TimerKey::CleanupTerm),
             Some(2 + 2_000 + SLACK)
         );
     }
@@ -232,48 +232,53 @@ fn an_empty_profile_arms_only_the_relays_own_timers_and_a_kill() {
 
 #[test]
 fn a_lease_lasts_from_its_newest_renewal_plus_grace_and_never_shrinks() {
-    let mut bench = TimerSetFixture::new();
-    bench.apply_fact(0, TimerFact::Offered);
-    bench.apply_fact(4_000, TimerFact::LeaseConfirmed);
-    assert_eq!(bench.fires_at_ms(&TimerKey::Lease), Some(39_000));
-    bench.apply_fact(
+    let mut fixture = TimerSetFixture::new();
+    fixture.apply_fact(0, TimerFact::Offered);
+    fixture.apply_fact(4_000, TimerFact::LeaseConfirmed);
+    assert_eq!(fixture.fires_at_ms(&TimerKey::Lease), Some(39_000));
+    fixture.apply_fact(
         5_000,
         TimerFact::Renewed {
             until: MonotonicTime(605_000),
         },
     );
-    bench.apply_fact(
+    fixture.apply_fact(
         9_000,
         TimerFact::Renewed {
             until: MonotonicTime(39_000),
         },
     );
-    assert_eq!(bench.fires_at_ms(&TimerKey::Lease), Some(610_000));
-    let shown: Vec<ArmedTimerView> = bench.set.armed_timers().collect();
+    assert_eq!(fixture.fires_at_ms(&TimerKey::Lease), Some(610_000));
+    let shown: Vec<ArmedTimerView> = fixture.set.armed_timers().collect();
     assert!(shown.contains(&ArmedTimerView::Running {
         key: TimerKey::Lease,
         limit_ms: 30_000,
         limit_at: MonotonicTime(605_000),
         fires_at: MonotonicTime(610_000),
     }));
-    bench.apply_fact(10_000, TimerFact::Ended);
-    bench.apply_fact(
+    fixture.apply_fact(10_000, TimerFact::Ended);
+    fixture.apply_fact(
         11_000,
         TimerFact::Renewed {
             until: MonotonicTime(900_000),
         },
     );
-    assert_eq!(bench.set.next_due_at(), None);
+    assert_eq!(fixture.set.next_due_at(), None);
 }
 
 #[test]
-fn nothing_new_is_timed_once_cleanup_has_begun() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::PromptWritten);
-    bench.apply_fact(1_000, TimerFact::CancelSent);
-    for fact in [from(LifecyclePhase::FirstEventSeen), agent_acts()].concat() {
-        bench.apply_fact(2_000, fact);
+fn no_timer_is_armed_after_cleanup_has_started() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::PromptWritten);
+    fixture.apply_fact(1_000, TimerFact::CancelSent);
+    for fact in [
+        phases_from(LifecyclePhase::FirstEventSeen),
+        agent_activity(),
+    ]
+    .concat()
+    {
+        fixture.apply_fact(2_000, fact);
     }
-    let kinds: Vec<TimerKind> = bench
+    let kinds: Vec<TimerKind> = fixture
         .set
         .budgets(MonotonicTime(2_000))
         .iter()
@@ -283,38 +288,41 @@ fn nothing_new_is_timed_once_cleanup_has_begun() {
         kinds,
         [TimerKind::CleanupTerm, TimerKind::Total, TimerKind::Lease]
     );
-    assert_eq!(bench.fires_at_ms(&TimerKey::CleanupTerm), Some(6_000));
+    assert_eq!(fixture.fires_at_ms(&TimerKey::CleanupTerm), Some(6_000));
 }
 
 #[test]
-fn an_ended_attempt_hears_nothing() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
-    bench.apply_fact(1, TimerFact::Ended);
+fn facts_after_the_end_arm_no_timer() {
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+    fixture.apply_fact(1, TimerFact::Ended);
     for fact in [
-        from(LifecyclePhase::Accepted),
-        agent_acts(),
+        phases_from(LifecyclePhase::Accepted),
+        agent_activity(),
         vec![TimerFact::Queued, TimerFact::Offered],
     ]
     .concat()
     {
-        bench.apply_fact(2, fact);
+        fixture.apply_fact(2, fact);
     }
     assert_eq!(
-        (bench.set.next_due_at(), bench.set.armed_timers().count()),
+        (
+            fixture.set.next_due_at(),
+            fixture.set.armed_timers().count()
+        ),
         (None, 0)
     );
 }
 
 #[test]
 fn open_tools_and_inputs_are_bounded() {
-    let mut bench = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
+    let mut fixture = TimerSetFixture::at_phase(LifecyclePhase::FirstEventSeen);
     for n in 0..MAX_OPEN as u128 + 3 {
-        bench.apply_fact(0, TimerFact::ToolStarted(tool(&n.to_string())));
-        bench.apply_fact(0, TimerFact::InputAsked(input(n)));
+        fixture.apply_fact(0, TimerFact::ToolStarted(tool(&n.to_string())));
+        fixture.apply_fact(0, TimerFact::InputAsked(input(n)));
     }
-    assert_eq!(bench.set.untracked(), 3);
-    assert!(!bench.set.has_room_for_input());
-    assert_eq!(bench.set.armed_timers().count(), 2 * MAX_OPEN + 3);
-    bench.apply_fact(0, TimerFact::InputClosed(input(0)));
-    assert!(bench.set.has_room_for_input());
+    assert_eq!(fixture.set.untracked(), 3);
+    assert!(!fixture.set.has_room_for_input());
+    assert_eq!(fixture.set.armed_timers().count(), 2 * MAX_OPEN + 3);
+    fixture.apply_fact(0, TimerFact::InputClosed(input(0)));
+    assert!(fixture.set.has_room_for_input());
 }

@@ -1,4 +1,5 @@
-//! One daemon: what it offers, whether it is heard, what it holds.
+//! The roster entry of one daemon: what it offers, whether it is connected, and which attempts
+//! it holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,44 +16,46 @@ pub struct RosterDaemon {
     pub name: Arc<str>,
     pub labels: BTreeMap<String, String>,
     pub capabilities: BTreeSet<String>,
-    /// Those that can run.
+    /// Agents without a reported problem.
     pub agents: BTreeSet<String>,
     pub workspaces: BTreeSet<String>,
     pub slots: u32,
-    /// None until it says Hello after a restart of the relay.
+    /// `None` after a relay restart until the daemon's Hello.
     pub instance: Option<InstanceId>,
     pub boot_id: Arc<str>,
     pub presence: DaemonPresence,
-    /// The stream that said Hello last; those opened before it are not heard any more.
+    /// The stream of the newest Hello. Older streams are ignored.
     pub(super) newest_session: Option<SessionId>,
-    /// Its own wish.
+    /// The daemon asked for no new work.
     pub draining: bool,
-    /// An operator's.
+    /// An operator drained it.
     pub drained: bool,
-    /// Attempts that take a slot, from offer to end; also while it is away.
+    /// Attempts that take a slot, from offer to end, also while the daemon is disconnected.
     pub held_attempts: BTreeSet<AttemptId>,
-    /// Attempts that were over on its side when its stream began: it replays them, and runs none of them.
+    /// Attempts that had ended on the daemon when its stream began. It replays their frames and
+    /// runs none of them.
     pub(super) awaited_final_frames: BTreeSet<AttemptId>,
     pub consecutive_failures: u32,
     pub sick_until: Option<MonotonicTime>,
-    /// Its machine cannot take work, by its own word in heartbeats: until it says otherwise.
+    /// The last heartbeat reported that the machine cannot take work.
     pub(super) reports_unfit: bool,
-    /// It refused an offer because of its machine: until then it is not asked again.
+    /// The daemon refused an offer because of its machine. It gets no offer until this time.
     pub(super) unfit_until: Option<MonotonicTime>,
-    /// Such refusals since it last ran something: one that accepts and then cannot is no fitter.
+    /// Such refusals since an attempt last ran to its end. Accepting an offer is not enough to
+    /// reset the count, because the daemon may accept and then fail to start.
     pub(super) refusals: u32,
-    /// The load under which it stands in the roster's order; none if it is not open.
+    /// The load under which the roster lists it; `None` if it is not available.
     pub(super) listed_load: Option<u32>,
-    /// Whether it took work when the roster last looked.
+    /// Whether it took work at the last index refresh.
     pub(super) took_work: bool,
-    /// How its machine stood when it last said so, for display.
+    /// The last reported load of the machine, for display.
     pub load: Option<MachineLoad>,
 }
 
-/// Whether it can be talked to.
+/// Whether the daemon can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonPresence {
-    /// On record only.
+    /// Known from its stored record only.
     NeverConnected,
     Disconnected {
         since: MonotonicTime,
@@ -61,19 +64,20 @@ pub enum DaemonPresence {
         session: SessionId,
         since: MonotonicTime,
         last_received_at: MonotonicTime,
-        /// What it was told to keep to.
+        /// The heartbeat interval that the relay sent.
         heartbeat_ms: u64,
-        /// It has sent a heartbeat, which it does once it has read Welcome: so it hears. One that cannot hear dials again and
-        /// says Hello like any other, and an offer to it would wait for its deadline.
+        /// The daemon has sent a heartbeat, which proves that it received Welcome. A daemon
+        /// that cannot receive would reconnect and send Hello again, and an offer to it would
+        /// only expire.
         heartbeat_seen: bool,
-        /// Two heartbeats are missing: it is not offered work.
+        /// Two heartbeats are missing: it gets no offers.
         is_silent: bool,
-        /// The oldest answer that it has not been shown to hear, and when that was given.
-        unheard: Option<(u64, MonotonicTime)>,
+        /// The oldest answer that the daemon has not confirmed, and when it was sent.
+        unconfirmed: Option<(u64, MonotonicTime)>,
     },
 }
 
-/// A heartbeat may be this late: it was sent in time, and the machine or the network was busy.
+/// Allowed delay of a heartbeat: it was sent in time, but the machine or the network was busy.
 pub(super) const HEARTBEAT_TOLERANCE_MS: u64 = 500;
 
 impl DaemonPresence {
@@ -84,7 +88,7 @@ impl DaemonPresence {
         }
     }
 
-    /// Whether its stream has shown that it hears.
+    /// Whether the stream has proved that the daemon receives.
     pub fn has_sent_heartbeat(&self) -> bool {
         matches!(
             self,
@@ -95,97 +99,99 @@ impl DaemonPresence {
         )
     }
 
-    /// When its stream last said something; none without a stream.
-    pub fn last_heard(&self) -> Option<MonotonicTime> {
+    /// When data last arrived on the stream; `None` without a stream.
+    pub fn last_received_at(&self) -> Option<MonotonicTime> {
         match self {
             DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
             DaemonPresence::Connected {
-                last_received_at: heard,
-                ..
-            } => Some(*heard),
+                last_received_at, ..
+            } => Some(*last_received_at),
         }
     }
 
     pub(super) fn note_heartbeat(&mut self, every_ms: u64, now: MonotonicTime) {
         if let DaemonPresence::Connected {
-            last_received_at: heard,
+            last_received_at,
             heartbeat_ms,
-            heartbeat_seen: greeted,
-            is_silent: deaf,
+            heartbeat_seen,
+            is_silent,
             ..
         } = self
         {
-            (*heard, *heartbeat_ms, *deaf) = (now, every_ms, false);
-            *greeted = true;
+            (*last_received_at, *heartbeat_ms, *is_silent) = (now, every_ms, false);
+            *heartbeat_seen = true;
         }
     }
 
-    /// Whether it hears the relay, by its own word: false once an answer has been out for two heartbeats and it still
-    /// speaks without having heard it. One that does not say what it heard counts as hearing.
-    pub(super) fn is_receiving(&mut self, heard_seq: Option<u64>, now: MonotonicTime) -> bool {
+    /// Whether the daemon receives the relay's messages: false if it keeps sending and has not
+    /// confirmed an answer for two heartbeats. A daemon that never reports a confirmed answer
+    /// counts as receiving.
+    pub(super) fn is_receiving(&mut self, received_seq: Option<u64>, now: MonotonicTime) -> bool {
         let DaemonPresence::Connected {
             heartbeat_ms,
-            unheard,
+            unconfirmed,
             ..
         } = self
         else {
             return true;
         };
-        unheard.take_if(|(seq, _)| heard_seq.is_none_or(|heard| *seq <= heard));
-        // The second heartbeat after the answer comes a little earlier or later than two intervals.
-        let two_ms = heartbeat_ms.saturating_mul(3) / 2;
-        unheard.is_none_or(|(_, since)| now.since(since) < two_ms)
+        unconfirmed.take_if(|(seq, _)| received_seq.is_none_or(|received| *seq <= received));
+        // The second heartbeat after the answer may arrive a little before or after two
+        // intervals, so the limit is one and a half.
+        let limit_ms = heartbeat_ms.saturating_mul(3) / 2;
+        unconfirmed.is_none_or(|(_, since)| now.since(since) < limit_ms)
     }
 
-    /// It was answered, and told to keep to this pace.
+    /// Records that an answer with this heartbeat interval was sent.
     pub(super) fn note_answer_sent(&mut self, seq: Option<u64>, every_ms: u64, now: MonotonicTime) {
         if let DaemonPresence::Connected {
             heartbeat_ms,
-            unheard,
+            unconfirmed,
             ..
         } = self
         {
             *heartbeat_ms = every_ms;
-            *unheard = unheard.or(seq.map(|seq| (seq, now)));
+            *unconfirmed = unconfirmed.or(seq.map(|seq| (seq, now)));
         }
     }
 
-    /// It was heard, and beats at least so often from here on.
+    /// Shortens the expected heartbeat interval of a daemon that sent data just now.
     pub(super) fn shorten_heartbeat(&mut self, every_ms: u64, now: MonotonicTime) {
         if let DaemonPresence::Connected {
-            last_received_at: heard,
+            last_received_at,
             heartbeat_ms,
             ..
         } = self
             && every_ms < *heartbeat_ms
         {
-            (*heard, *heartbeat_ms) = (now, every_ms);
+            (*last_received_at, *heartbeat_ms) = (now, every_ms);
         }
     }
 
-    /// The relay was not there to hear it, or to be heard.
+    /// Restarts the silence measurement after a stall of the relay, which could neither receive
+    /// nor send.
     pub(super) fn reset_silence(&mut self, now: MonotonicTime) {
         if let DaemonPresence::Connected {
-            last_received_at: heard,
-            is_silent: deaf,
-            unheard,
+            last_received_at,
+            is_silent,
+            unconfirmed,
             ..
         } = self
         {
-            (*heard, *deaf, *unheard) = (now, false, None);
+            (*last_received_at, *is_silent, *unconfirmed) = (now, false, None);
         }
     }
 
-    /// Two heartbeats may be missed; the moment when the second is.
+    /// The time at which the second missed heartbeat makes the daemon silent.
     fn silent_at(&self) -> Option<MonotonicTime> {
         match self {
             DaemonPresence::Connected {
-                last_received_at: heard,
+                last_received_at,
                 heartbeat_ms,
                 is_silent: false,
                 ..
             } => Some(
-                *heard
+                *last_received_at
                     + heartbeat_ms
                         .saturating_mul(2)
                         .saturating_add(HEARTBEAT_TOLERANCE_MS),
@@ -196,16 +202,14 @@ impl DaemonPresence {
         }
     }
 
-    /// Marks it deaf if it is time; the stream, if that is news.
+    /// Marks the daemon silent if it is time; returns the stream the first time.
     pub(super) fn mark_silent_if_due(&mut self, now: MonotonicTime) -> Option<SessionId> {
         let due = self.silent_at().is_some_and(|at| at <= now);
         match self {
             DaemonPresence::Connected {
-                session,
-                is_silent: deaf,
-                ..
+                session, is_silent, ..
             } if due => {
-                *deaf = true;
+                *is_silent = true;
                 Some(*session)
             }
             DaemonPresence::NeverConnected
@@ -285,7 +289,7 @@ impl RosterDaemon {
         self.instance = Some(hello.instance);
         self.boot_id = hello.boot_id.clone();
         self.draining = hello.draining;
-        // Its first heartbeat says it again if it is so.
+        // The first heartbeat reports it again if it still holds.
         self.reports_unfit = false;
         self.awaited_final_frames.clear();
     }
@@ -299,9 +303,9 @@ impl RosterDaemon {
         self.sick_until.is_some_and(|until| until > now)
     }
 
-    /// Connected, heard and hearing, fit, and neither it nor an operator wants it to end.
+    /// Connected, sending and receiving, fit, and neither draining nor drained.
     pub fn takes_work(&self) -> bool {
-        let heard = self.presence.has_sent_heartbeat()
+        let connected = self.presence.has_sent_heartbeat()
             && matches!(
                 self.presence,
                 DaemonPresence::Connected {
@@ -310,15 +314,16 @@ impl RosterDaemon {
                 }
             );
         let ending = (self.draining || self.drained) && !mutant!(DrainIgnored);
-        heard && !ending && !self.is_unfit()
+        connected && !ending && !self.is_unfit()
     }
 
-    /// Its machine can take no work, as far as it has said.
+    /// Whether the machine cannot take work, by heartbeat or by a refused offer.
     pub fn is_unfit(&self) -> bool {
         self.reports_unfit || self.unfit_until.is_some()
     }
 
-    /// It would not take an offer because of its machine. Offers that were on their way tell nothing new.
+    /// Records an offer that was refused because of the machine. Further refusals of offers
+    /// that were already under way change nothing.
     pub(super) fn note_refusal(&mut self, (first_ms, most_ms): (u64, u64), now: MonotonicTime) {
         if self.unfit_until.is_none() {
             let factor = 1_u64.checked_shl(self.refusals).unwrap_or(u64::MAX);
@@ -328,7 +333,8 @@ impl RosterDaemon {
         }
     }
 
-    /// Who has said that it cannot and no longer says so has recovered; from others only time tells.
+    /// Records the reported fitness. A daemon that reported unfit and stops doing so has
+    /// recovered; otherwise only time ends the exclusion.
     pub(super) fn note_fitness(&mut self, unfit: bool) {
         if self.reports_unfit && !unfit {
             self.unfit_until = None;
@@ -337,19 +343,20 @@ impl RosterDaemon {
         self.reports_unfit = unfit;
     }
 
-    /// May be offered work at this moment.
+    /// Whether it may be offered work now.
     pub fn is_available(&self) -> bool {
         self.takes_work() && (self.free_slots() > 0 || mutant!(SlotsIgnored))
     }
 
-    /// Share of its slots in use, in millionths.
+    /// The share of its slots in use, in millionths.
     pub(super) fn load_millionths(&self) -> u32 {
         let used = self.slots - self.free_slots();
         let millionths = u64::from(used) * 1_000_000 / u64::from(self.slots.max(1));
         u32::try_from(millionths).unwrap_or(u32::MAX)
     }
 
-    /// When it falls silent, gets well again or may be asked again.
+    /// The next time at which it becomes silent, recovers from sickness, or may get offers
+    /// again.
     pub(super) fn next_change_at(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         let well = self.sick_until.filter(|until| *until > now);
         let silent = self.presence.silent_at().into_iter();
@@ -357,7 +364,7 @@ impl RosterDaemon {
     }
 }
 
-/// The agents that tasks may be placed by.
+/// The agents that tasks may be placed on.
 fn runnable_agents(agents: &[AgentRecord]) -> BTreeSet<String> {
     let able = agents.iter().filter(|agent| agent.problem.is_none());
     able.map(|agent| agent.name.clone()).collect()

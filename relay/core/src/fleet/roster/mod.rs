@@ -1,7 +1,8 @@
-//! The daemons: what each says it can do, whether it can be reached, and which attempts it holds.
+//! The roster: what each daemon offers, whether it is connected, and which attempts it holds.
 //!
-//! Owns sessions' succession, slots, silence, sickness and exclusions. It never picks a daemon for a task
-//! (`placement`) and knows nothing of leases' time: an attempt counts here from its offer to its end.
+//! Owns the succession of sessions, slots, silence, sickness and exclusions. It never picks a
+//! daemon for a task (`placement`) and does not track lease times: an attempt counts from its
+//! offer to its end.
 
 mod daemon;
 
@@ -20,34 +21,35 @@ use crate::time::MonotonicTime;
 
 pub use daemon::{DaemonPresence, RosterDaemon};
 
-/// Every daemon that the relay has heard of since it started, or has on record.
+/// Every daemon that has connected since the relay started or has a stored record.
 #[derive(Debug)]
 pub struct DaemonRoster {
     daemons: BTreeMap<DaemonId, RosterDaemon>,
     sessions: BTreeMap<SessionId, DaemonId>,
     holders: BTreeMap<AttemptId, DaemonId>,
-    /// Those with a free slot that may be offered work, least loaded first.
+    /// Daemons with a free slot that may be offered work, least loaded first.
     available: BTreeSet<(u32, DaemonId)>,
-    /// Became open since the last look: work that was stuck may go there.
+    /// Daemons that became available since the last placement: waiting tasks may go there.
     newly_available: BTreeSet<DaemonId>,
     next_changes: DeadlineIndex<DaemonId>,
     exclusions: BTreeMap<TaskId, BTreeMap<DaemonId, MonotonicTime>>,
     exclusion_ends: BTreeSet<(MonotonicTime, TaskId, DaemonId)>,
-    /// Tasks that are passed over because another attempt is in their workspace there.
+    /// Tasks that are excluded because another attempt uses their workspace on that daemon.
     waiting_for_workspace: BTreeMap<DaemonId, BTreeSet<TaskId>>,
     sick_failures: u32,
     sick_ms: u64,
-    /// How long one is set aside that refuses because of its machine: at first, and at most.
+    /// How long a daemon gets no offers after it refused one because of its machine: initially,
+    /// and at most.
     unfit_ms: (u64, u64),
 }
 
-/// How a stream came to be the daemon's current one.
+/// How a stream became the daemon's current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionSuccession {
     First,
-    /// The same process reconnected; its old stream ends without a word.
+    /// The same process reconnected. Its old stream ends without a message.
     Replaced(SessionId),
-    /// Another process of the same daemon took over; the old stream is told so.
+    /// Another process of the same daemon took over. The old stream gets a message about it.
     Superseded(SessionId),
 }
 
@@ -55,7 +57,7 @@ pub enum SessionSuccession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloOutcome {
     pub succession: SessionSuccession,
-    /// The machine was booted since it was last heard: all its earlier processes are gone.
+    /// The machine was booted since its last Hello: all its earlier processes are gone.
     pub rebooted: bool,
 }
 
@@ -77,13 +79,14 @@ impl DaemonRoster {
         }
     }
 
-    /// A daemon known from before a restart; it is away until it says Hello.
+    /// Adds a daemon from its stored record. It is disconnected until its Hello.
     pub fn insert_record(&mut self, record: &DaemonRecord) {
         let daemon = RosterDaemon::from_record(record);
         self.daemons.insert(record.daemon, daemon);
     }
 
-    /// Its stream becomes the current one; what it says about itself replaces what was known.
+    /// Makes this stream the current one and replaces the daemon's attributes with those of the
+    /// Hello.
     pub fn apply_hello(
         &mut self,
         session: SessionId,
@@ -92,7 +95,7 @@ impl DaemonRoster {
         now: MonotonicTime,
     ) -> HelloOutcome {
         let known = self.daemons.get(&hello.daemon);
-        let opened = match known.and_then(|d| d.presence.session().map(|s| (s, d.instance))) {
+        let succession = match known.and_then(|d| d.presence.session().map(|s| (s, d.instance))) {
             None => SessionSuccession::First,
             Some((old, instance)) if instance == Some(hello.instance) => {
                 SessionSuccession::Replaced(old)
@@ -100,7 +103,7 @@ impl DaemonRoster {
             Some((old, _)) => SessionSuccession::Superseded(old),
         };
         let rebooted = known.is_some_and(|d| d.boot_id != hello.boot_id);
-        if let SessionSuccession::Replaced(old) | SessionSuccession::Superseded(old) = opened {
+        if let SessionSuccession::Replaced(old) | SessionSuccession::Superseded(old) = succession {
             self.sessions.remove(&old);
         }
         self.sessions.insert(session, hello.daemon);
@@ -115,25 +118,25 @@ impl DaemonRoster {
             heartbeat_ms,
             heartbeat_seen: false,
             is_silent: false,
-            unheard: None,
+            unconfirmed: None,
         };
         self.refresh_indexes(hello.daemon, now);
-        // It may offer more than before, also where it stayed open all the time.
+        // It may offer more than before, even if it was available all the time.
         self.newly_available.insert(hello.daemon);
         HelloOutcome {
-            succession: opened,
+            succession,
             rebooted,
         }
     }
 
-    /// Whether the daemon has opened another stream since: ids of sessions rise in the order of opening. What such a
-    /// stream still says is of the past, its boot id above all.
+    /// Whether the daemon has opened a newer stream: session ids rise in the order of opening.
+    /// Messages of the older stream are outdated, above all its boot id.
     pub fn is_overtaken(&self, daemon: DaemonId, session: SessionId) -> bool {
         let newest = self.get(daemon).and_then(|daemon| daemon.newest_session);
         newest.is_some_and(|newest| newest > session)
     }
 
-    /// The stream ended. `None` if it was not the current one any more: nothing changes then.
+    /// Closes a stream. `None`, without a change, if it was no longer the current one.
     pub fn close_session(&mut self, session: SessionId, now: MonotonicTime) -> Option<DaemonId> {
         let daemon = self.sessions.remove(&session)?;
         self.update_daemon(daemon, now, |d| {
@@ -142,7 +145,8 @@ impl DaemonRoster {
         Some(daemon)
     }
 
-    /// The daemon was heard. `None` if the stream is not current: a replaced stream keeps nobody alive.
+    /// Records a heartbeat. `None` if the stream is not current: a replaced stream does not
+    /// keep the daemon connected.
     pub fn heartbeat(
         &mut self,
         session: SessionId,
@@ -158,19 +162,20 @@ impl DaemonRoster {
         Some(daemon)
     }
 
-    /// Whether the daemon hears what it is told, as far as it says so in a heartbeat.
+    /// Whether the daemon receives the relay's messages, as far as its heartbeats confirm it.
     pub fn is_receiving(
         &mut self,
         session: SessionId,
-        heard_seq: Option<u64>,
+        received_seq: Option<u64>,
         now: MonotonicTime,
     ) -> bool {
         let daemon = self.sessions.get(&session);
         let daemon = daemon.and_then(|id| self.daemons.get_mut(id));
-        daemon.is_none_or(|daemon| daemon.presence.is_receiving(heard_seq, now))
+        daemon.is_none_or(|daemon| daemon.presence.is_receiving(received_seq, now))
     }
 
-    /// Welcome, or the answer to heartbeat `seq`, goes out and tells the pace from here on: silence is measured by it.
+    /// Records that Welcome or the answer to heartbeat `seq` was sent. It contains the
+    /// heartbeat interval by which silence is measured from here on.
     pub fn note_answer_sent(
         &mut self,
         session: SessionId,
@@ -185,27 +190,27 @@ impl DaemonRoster {
         }
     }
 
-    /// It was heard just now and takes a lease that wants a quicker pace, which it keeps without being told: its silence is
-    /// measured by that from here on.
+    /// Shortens the heartbeat interval of a daemon that has just accepted a shorter lease. The
+    /// daemon applies the shorter interval by itself.
     pub fn shorten_heartbeat(&mut self, session: SessionId, every_ms: u64, now: MonotonicTime) {
         if let Some(daemon) = self.daemon_of(session) {
             self.update_daemon(daemon, now, |d| d.presence.shorten_heartbeat(every_ms, now));
         }
     }
 
-    /// The relay itself was away: the daemon's silence is nobody's fault.
+    /// Restarts the silence measurement after a stall of the relay.
     pub fn reset_silence(&mut self, session: SessionId, now: MonotonicTime) {
         if let Some(daemon) = self.daemon_of(session) {
             self.update_daemon(daemon, now, |d| d.presence.reset_silence(now));
         }
     }
 
-    /// Set by an operator; lasts until it is lifted.
+    /// Sets or removes an operator's drain.
     pub fn set_drained(&mut self, daemon: DaemonId, drained: bool, now: MonotonicTime) {
         self.update_daemon(daemon, now, |d| d.drained = drained);
     }
 
-    /// The attempt takes one of its slots, from the offer on.
+    /// Assigns an attempt to a slot of the daemon, from the offer on.
     pub fn assign_attempt(&mut self, daemon: DaemonId, attempt: AttemptId, now: MonotonicTime) {
         self.holders.insert(attempt, daemon);
         self.update_daemon(daemon, now, |d| {
@@ -213,7 +218,7 @@ impl DaemonRoster {
         });
     }
 
-    /// The attempt ended, whoever knows of it.
+    /// Frees the slot of an ended attempt, whether or not the daemon is connected.
     pub fn release_attempt(&mut self, attempt: AttemptId, now: MonotonicTime) {
         if let Some(daemon) = self.holders.remove(&attempt) {
             self.update_daemon(daemon, now, |d| {
@@ -222,20 +227,21 @@ impl DaemonRoster {
         }
     }
 
-    /// It listed the attempt as over, and its last words are wanted.
+    /// Expects the final frames of an attempt that the daemon listed as finished.
     pub fn await_final_frames(&mut self, daemon: DaemonId, attempt: AttemptId) {
         if let Some(daemon) = self.daemons.get_mut(&daemon) {
             daemon.awaited_final_frames.insert(attempt);
         }
     }
 
-    /// Whether its present stream brings this attempt's last words, as Welcome asked for.
+    /// Whether the current stream replays this attempt's final frames, as Welcome requested.
     pub fn awaits_final_frames(&self, daemon: DaemonId, attempt: AttemptId) -> bool {
         let daemon = self.daemons.get(&daemon);
         daemon.is_some_and(|daemon| daemon.awaited_final_frames.contains(&attempt))
     }
 
-    /// An attempt on it failed, timed out or was lost. Enough of them in a row make it sick for a while.
+    /// Records an attempt that failed, timed out or was lost. Enough of them in a row make the
+    /// daemon sick for a while.
     pub fn note_failure(&mut self, daemon: DaemonId, now: MonotonicTime) {
         let (enough, ms) = (self.sick_failures, self.sick_ms);
         let was_sick = self.get(daemon).is_some_and(|d| d.is_sick(now));
@@ -259,30 +265,31 @@ impl DaemonRoster {
         });
     }
 
-    /// Its machine could not take an offer, and so could take no other: it is set aside for a while.
+    /// Records an offer that was refused because of the machine. The daemon gets no offers for
+    /// a while.
     pub fn note_refusal(&mut self, daemon: DaemonId, now: MonotonicTime) {
         let unfit_ms = self.unfit_ms;
         self.update_daemon(daemon, now, |d| d.note_refusal(unfit_ms, now));
     }
 
-    /// What a heartbeat says about its machine.
+    /// Records the fitness that a heartbeat reported.
     pub fn note_fitness(&mut self, daemon: DaemonId, unfit: bool, now: MonotonicTime) {
         self.update_daemon(daemon, now, |d| d.note_fitness(unfit));
     }
 
-    /// What a heartbeat says for people to see.
+    /// Records the load that a heartbeat reported, for display.
     pub fn note_load(&mut self, daemon: DaemonId, load: Option<MachineLoad>) {
         if let Some(daemon) = self.daemons.get_mut(&daemon) {
             daemon.load = load;
         }
     }
 
-    /// It has run something to an end, good or bad.
+    /// Records that an attempt ran to its end on this daemon, successful or not.
     pub fn note_attempt_run(&mut self, daemon: DaemonId, now: MonotonicTime) {
         self.update_daemon(daemon, now, |d| d.refusals = 0);
     }
 
-    /// This daemon would not take this task: it is passed over for it until then.
+    /// Excludes a daemon for a task until this time, because it refused the task.
     pub fn exclude(&mut self, task: TaskId, daemon: DaemonId, until: MonotonicTime) {
         let of_task = self.exclusions.entry(task).or_default();
         if let Some(old) = of_task.insert(daemon, until) {
@@ -301,7 +308,8 @@ impl DaemonRoster {
         (until > now).then_some(until)
     }
 
-    /// The workspace that it wants there is in use: it is passed over until then, or until something ends there.
+    /// Excludes a daemon for a task whose workspace is in use there, until this time or until
+    /// an attempt ends there.
     pub fn wait_for_workspace(&mut self, task: TaskId, daemon: DaemonId, until: MonotonicTime) {
         self.exclude(task, daemon, until);
         self.waiting_for_workspace
@@ -310,7 +318,7 @@ impl DaemonRoster {
             .insert(task);
     }
 
-    /// Something that ran there is over: its workspace may be free.
+    /// Ends these exclusions after an attempt ended there: the workspace may be free.
     pub fn workspace_freed(&mut self, daemon: DaemonId) {
         for task in self
             .waiting_for_workspace
@@ -334,7 +342,7 @@ impl DaemonRoster {
         }
     }
 
-    /// The task ended: nothing about it is kept.
+    /// Removes everything about an ended task.
     pub fn forget_task(&mut self, task: TaskId) {
         for (daemon, until) in self.exclusions.remove(&task).unwrap_or_default() {
             self.exclusion_ends.remove(&(until, task, daemon));
@@ -344,7 +352,8 @@ impl DaemonRoster {
         }
     }
 
-    /// It stayed away for long and holds nothing. An exclusion of it ends by itself.
+    /// Removes a daemon that has been disconnected for long and holds nothing. Its exclusions
+    /// expire by themselves.
     pub fn forget_daemon(&mut self, daemon: DaemonId) {
         let gone = self.daemons.remove(&daemon);
         if let Some(load) = gone.and_then(|gone| gone.listed_load) {
@@ -354,7 +363,7 @@ impl DaemonRoster {
         self.waiting_for_workspace.remove(&daemon);
     }
 
-    /// When `tick` has something to do.
+    /// When `tick` is due next.
     pub fn next_change_at(&self) -> Option<MonotonicTime> {
         let exclusion = self.exclusion_ends.first().map(|(at, _, _)| *at);
         self.next_changes
@@ -364,7 +373,7 @@ impl DaemonRoster {
             .min()
     }
 
-    /// Lets time pass: returns streams that have been silent for two heartbeats, each once.
+    /// Applies due changes and returns streams that have missed two heartbeats, each once.
     pub fn tick(&mut self, now: MonotonicTime) -> Vec<(DaemonId, SessionId)> {
         let mut silent = Vec::new();
         while let Some(id) = self.next_changes.take_due(now) {
@@ -391,7 +400,7 @@ impl DaemonRoster {
         self.daemons.values()
     }
 
-    /// Whose stream it is, if it is that daemon's current one.
+    /// The daemon whose current stream this is.
     pub fn daemon_of(&self, session: SessionId) -> Option<DaemonId> {
         self.sessions.get(&session).copied()
     }
@@ -408,13 +417,13 @@ impl DaemonRoster {
         self.daemons.get(&daemon).map(|d| &d.boot_id)
     }
 
-    /// Daemons that may be offered work and have a slot, least loaded first, ties by id.
+    /// Daemons that may be offered work and have a slot, least loaded first, then by id.
     pub fn available(&self) -> impl Iterator<Item = &RosterDaemon> {
         let ids = self.available.iter();
         ids.filter_map(|(_, id)| self.daemons.get(id))
     }
 
-    /// Daemons that became open, each once.
+    /// Daemons that became available, each once.
     pub(crate) fn take_newly_available(&mut self) -> BTreeSet<DaemonId> {
         std::mem::take(&mut self.newly_available)
     }
@@ -431,7 +440,7 @@ impl DaemonRoster {
         }
     }
 
-    /// Brings the indexes in line with one daemon.
+    /// Updates the indexes for one daemon.
     fn refresh_indexes(&mut self, id: DaemonId, now: MonotonicTime) {
         let Some(daemon) = self.daemons.get_mut(&id) else {
             return;
@@ -460,7 +469,8 @@ impl DaemonRoster {
         }
     }
 
-    /// A healthy daemon is gone: work that waited for it may now have to go to a sick one.
+    /// Reconsiders sick daemons after a healthy one stopped taking work: tasks that waited for
+    /// it may have to go to a sick one.
     fn wake_sick_daemons(&mut self, now: MonotonicTime) {
         let sick = self.daemons.values().filter(|d| d.is_sick(now));
         let ids: Vec<DaemonId> = sick.map(|d| d.id).collect();

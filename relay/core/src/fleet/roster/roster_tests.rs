@@ -1,4 +1,5 @@
-//! Sessions, slots, silence, sickness and exclusions, each with the case in which nothing may change.
+//! Tests of sessions, slots, silence, sickness and exclusions, each with a case that must
+//! change nothing.
 
 use std::collections::BTreeMap;
 
@@ -41,74 +42,116 @@ pub(crate) fn hello(n: u128) -> DaemonHello {
     }
 }
 
-const BEAT: u64 = 5_000;
+const HEARTBEAT_MS: u64 = 5_000;
 
-/// Says Hello, hears Welcome, and shows that by a first heartbeat.
+/// Connects a daemon: Hello, then the first heartbeat, which proves that it received Welcome.
 pub(crate) fn join(
     roster: &mut DaemonRoster,
     session: SessionId,
     hello: &DaemonHello,
-    every_ms: u64,
+    heartbeat_ms: u64,
     now: MonotonicTime,
 ) -> HelloOutcome {
-    let greeting = roster.apply_hello(session, hello, every_ms, now);
-    roster.heartbeat(session, hello.draining, every_ms, now);
-    greeting
+    let outcome = roster.apply_hello(session, hello, heartbeat_ms, now);
+    roster.heartbeat(session, hello.draining, heartbeat_ms, now);
+    outcome
 }
 
 fn roster(n: u128) -> DaemonRoster {
     let mut roster = DaemonRoster::new(&config());
     for n in 1..=n {
-        join(&mut roster, session(n), &hello(n), BEAT, MonotonicTime(0));
+        join(
+            &mut roster,
+            session(n),
+            &hello(n),
+            HEARTBEAT_MS,
+            MonotonicTime(0),
+        );
     }
     roster
 }
 
-fn open(roster: &DaemonRoster) -> Vec<DaemonId> {
+fn available_ids(roster: &DaemonRoster) -> Vec<DaemonId> {
     roster.available().map(|d| d.id).collect()
 }
 
 #[test]
 fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
     let mut roster = roster(1);
-    let greeting = join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(1));
-    assert_eq!(greeting.succession, SessionSuccession::Replaced(session(1)));
+    let outcome = join(
+        &mut roster,
+        session(2),
+        &hello(1),
+        HEARTBEAT_MS,
+        MonotonicTime(1),
+    );
+    assert_eq!(outcome.succession, SessionSuccession::Replaced(session(1)));
     let other = DaemonHello {
         instance: InstanceId(Uuid::from_u128(99)),
         ..hello(1)
     };
-    let greeting = join(&mut roster, session(3), &other, BEAT, MonotonicTime(2));
+    let outcome = join(
+        &mut roster,
+        session(3),
+        &other,
+        HEARTBEAT_MS,
+        MonotonicTime(2),
+    );
     assert_eq!(
-        greeting.succession,
+        outcome.succession,
         SessionSuccession::Superseded(session(2))
     );
     assert_eq!(roster.daemon_of(session(2)), None);
     assert_eq!(roster.session_of(daemon_id(1)), Some(session(3)));
-    // The end of an old stream, and a heartbeat on it, concern nobody.
+    // The end of an old stream and a heartbeat on it have no effect.
     assert_eq!(roster.close_session(session(2), MonotonicTime(3)), None);
     assert_eq!(
-        roster.heartbeat(session(1), true, BEAT, MonotonicTime(3)),
+        roster.heartbeat(session(1), true, HEARTBEAT_MS, MonotonicTime(3)),
         None
     );
-    assert_eq!(open(&roster), [daemon_id(1)]);
+    assert_eq!(available_ids(&roster), [daemon_id(1)]);
     assert_eq!(
         roster.close_session(session(3), MonotonicTime(4)),
         Some(daemon_id(1))
     );
-    assert!(open(&roster).is_empty());
-    let back = join(&mut roster, session(4), &hello(1), BEAT, MonotonicTime(5));
+    assert!(available_ids(&roster).is_empty());
+    let back = join(
+        &mut roster,
+        session(4),
+        &hello(1),
+        HEARTBEAT_MS,
+        MonotonicTime(5),
+    );
     assert_eq!(back.succession, SessionSuccession::First);
 }
 
 #[test]
 fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
     let mut roster = roster(1);
-    assert!(!join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(1)).rebooted);
+    assert!(
+        !join(
+            &mut roster,
+            session(2),
+            &hello(1),
+            HEARTBEAT_MS,
+            MonotonicTime(1)
+        )
+        .rebooted
+    );
     let booted = DaemonHello {
         boot_id: "later".into(),
         ..hello(1)
     };
-    assert!(join(&mut roster, session(3), &booted, BEAT, MonotonicTime(2)).rebooted);
+    assert!(
+        join(
+            &mut roster,
+            session(3),
+            &booted,
+            HEARTBEAT_MS,
+            MonotonicTime(2)
+        )
+        .rebooted
+    );
     let record = DaemonRecord {
         daemon: daemon_id(5),
         scope: TenantScope::All,
@@ -127,8 +170,20 @@ fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
         last_seen: crate::time::WallTime(0),
     };
     roster.insert_record(&record);
-    assert!(!open(&roster).contains(&daemon_id(5)), "not heard yet");
-    assert!(join(&mut roster, session(5), &hello(5), BEAT, MonotonicTime(3)).rebooted);
+    assert!(
+        !available_ids(&roster).contains(&daemon_id(5)),
+        "not connected yet"
+    );
+    assert!(
+        join(
+            &mut roster,
+            session(5),
+            &hello(5),
+            HEARTBEAT_MS,
+            MonotonicTime(3)
+        )
+        .rebooted
+    );
 }
 
 #[test]
@@ -136,63 +191,92 @@ fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
     let mut roster = roster(2);
     roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
     roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
-    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    assert_eq!(available_ids(&roster), [daemon_id(2), daemon_id(1)]);
     roster.assign_attempt(daemon_id(1), attempt(2), MonotonicTime(0));
-    assert_eq!(open(&roster), [daemon_id(2)], "full");
+    assert_eq!(available_ids(&roster), [daemon_id(2)], "full");
     roster.close_session(session(1), MonotonicTime(1));
-    join(&mut roster, session(9), &hello(1), BEAT, MonotonicTime(2));
+    join(
+        &mut roster,
+        session(9),
+        &hello(1),
+        HEARTBEAT_MS,
+        MonotonicTime(2),
+    );
     assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 0);
     assert_eq!(roster.holder_of(attempt(2)), Some(daemon_id(1)));
     roster.release_attempt(attempt(2), MonotonicTime(3));
     roster.release_attempt(attempt(2), MonotonicTime(3));
-    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    assert_eq!(available_ids(&roster), [daemon_id(2), daemon_id(1)]);
     assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 1);
 }
 
 #[test]
 fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
     let mut roster = roster(1);
-    roster.heartbeat(session(1), true, BEAT, MonotonicTime(1));
-    assert!(open(&roster).is_empty());
-    roster.heartbeat(session(1), false, BEAT, MonotonicTime(2));
-    assert_eq!(open(&roster).len(), 1);
+    roster.heartbeat(session(1), true, HEARTBEAT_MS, MonotonicTime(1));
+    assert!(available_ids(&roster).is_empty());
+    roster.heartbeat(session(1), false, HEARTBEAT_MS, MonotonicTime(2));
+    assert_eq!(available_ids(&roster).len(), 1);
     roster.set_drained(daemon_id(1), true, MonotonicTime(3));
-    join(&mut roster, session(2), &hello(1), BEAT, MonotonicTime(4));
-    assert!(open(&roster).is_empty(), "a new stream does not lift it");
+    join(
+        &mut roster,
+        session(2),
+        &hello(1),
+        HEARTBEAT_MS,
+        MonotonicTime(4),
+    );
+    assert!(
+        available_ids(&roster).is_empty(),
+        "a new stream does not end the drain"
+    );
     roster.set_drained(daemon_id(1), false, MonotonicTime(5));
-    assert_eq!(open(&roster).len(), 1);
+    assert_eq!(available_ids(&roster).len(), 1);
 }
 
 #[test]
 fn a_stream_is_open_to_work_from_its_first_heartbeat_on() {
     let mut roster = DaemonRoster::new(&config());
-    roster.apply_hello(session(1), &hello(1), BEAT, MonotonicTime(0));
-    assert!(open(&roster).is_empty(), "nobody knows whether it hears");
-    roster.heartbeat(session(1), false, BEAT, MonotonicTime(1));
-    assert_eq!(open(&roster), [daemon_id(1)]);
-    roster.apply_hello(session(2), &hello(1), BEAT, MonotonicTime(2));
-    assert!(open(&roster).is_empty(), "each stream has to show it");
-    roster.heartbeat(session(1), false, BEAT, MonotonicTime(3));
-    assert!(open(&roster).is_empty(), "the old one shows nothing");
+    roster.apply_hello(session(1), &hello(1), HEARTBEAT_MS, MonotonicTime(0));
+    assert!(
+        available_ids(&roster).is_empty(),
+        "no heartbeat has proved yet that it receives"
+    );
+    roster.heartbeat(session(1), false, HEARTBEAT_MS, MonotonicTime(1));
+    assert_eq!(available_ids(&roster), [daemon_id(1)]);
+    roster.apply_hello(session(2), &hello(1), HEARTBEAT_MS, MonotonicTime(2));
+    assert!(
+        available_ids(&roster).is_empty(),
+        "each stream needs its own first heartbeat"
+    );
+    roster.heartbeat(session(1), false, HEARTBEAT_MS, MonotonicTime(3));
+    assert!(
+        available_ids(&roster).is_empty(),
+        "a heartbeat on the old stream does not count"
+    );
 }
 
 #[test]
 fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
     let mut roster = roster(1);
-    assert!(roster.tick(MonotonicTime(2 * BEAT)).is_empty());
-    roster.heartbeat(session(1), false, BEAT, MonotonicTime(2 * BEAT));
-    assert!(
-        roster.tick(MonotonicTime(3 * BEAT)).is_empty(),
-        "it was heard"
+    assert!(roster.tick(MonotonicTime(2 * HEARTBEAT_MS)).is_empty());
+    roster.heartbeat(
+        session(1),
+        false,
+        HEARTBEAT_MS,
+        MonotonicTime(2 * HEARTBEAT_MS),
     );
-    let silent = MonotonicTime(4 * BEAT + 500);
+    assert!(
+        roster.tick(MonotonicTime(3 * HEARTBEAT_MS)).is_empty(),
+        "a heartbeat arrived"
+    );
+    let silent = MonotonicTime(4 * HEARTBEAT_MS + 500);
     assert_eq!(roster.next_change_at(), Some(silent));
     assert_eq!(roster.tick(silent), [(daemon_id(1), session(1))]);
-    assert!(open(&roster).is_empty());
-    assert!(roster.tick(silent + 1).is_empty(), "told once");
+    assert!(available_ids(&roster).is_empty());
+    assert!(roster.tick(silent + 1).is_empty(), "reported once");
     assert_eq!(roster.next_change_at(), None);
-    roster.heartbeat(session(1), false, BEAT, silent + 2);
-    assert_eq!(open(&roster), [daemon_id(1)]);
+    roster.heartbeat(session(1), false, HEARTBEAT_MS, silent + 2);
+    assert_eq!(available_ids(&roster), [daemon_id(1)]);
 }
 
 #[test]
@@ -207,12 +291,15 @@ fn five_failures_in_a_row_make_it_sick_for_a_minute() {
     for at in 5..9 {
         roster.note_failure(daemon_id(1), MonotonicTime(at));
     }
-    assert!(!sick(&roster, 9), "a success began a new row");
+    assert!(!sick(&roster, 9), "a success resets the count");
     roster.note_failure(daemon_id(1), MonotonicTime(9));
     assert!(sick(&roster, 10) && sick(&roster, 60_008) && !sick(&roster, 60_009));
     roster.tick(MonotonicTime(60_009));
     roster.note_failure(daemon_id(1), MonotonicTime(60_010));
-    assert!(sick(&roster, 60_011), "one more is enough after the pause");
+    assert!(
+        sick(&roster, 60_011),
+        "one more failure is enough after the pause"
+    );
     roster.note_success(daemon_id(1), MonotonicTime(60_012));
     assert!(!sick(&roster, 60_013));
 }

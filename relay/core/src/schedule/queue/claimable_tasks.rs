@@ -1,4 +1,4 @@
-//! What agents may claim: by tenant and scope, the most urgent first, then first come, first served.
+//! Tasks that agents may claim, by tenant and scope: highest priority first, then oldest first.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::tenant_lanes::{QueuePlace, QueueSeq};
 use crate::ids::{TaskId, TenantId};
 
-/// What agents of one scope may claim, in order.
+/// The claimable tasks of one scope, in order.
 type ClaimOrder = BTreeMap<(Reverse<u8>, QueueSeq), TaskId>;
 
 #[derive(Debug, Default)]
@@ -17,15 +17,15 @@ pub(super) struct ClaimableTasks {
 
 impl ClaimableTasks {
     pub(super) fn insert(&mut self, place: &QueuePlace, scope: &Arc<str>, task: TaskId) {
-        let of_scope = self.scopes.entry(key(place, scope)).or_default();
-        of_scope.insert((place.priority, place.seq), task);
+        let order = self.scopes.entry(key(place, scope)).or_default();
+        order.insert((place.priority, place.seq), task);
     }
 
     pub(super) fn remove(&mut self, place: &QueuePlace, scope: &Arc<str>) {
         let key = key(place, scope);
-        if let Some(of_scope) = self.scopes.get_mut(&key) {
-            of_scope.remove(&(place.priority, place.seq));
-            if of_scope.is_empty() {
+        if let Some(order) = self.scopes.get_mut(&key) {
+            order.remove(&(place.priority, place.seq));
+            if order.is_empty() {
                 self.scopes.remove(&key);
             }
         }
@@ -36,10 +36,8 @@ impl ClaimableTasks {
         tenant: &TenantId,
         scope: &str,
     ) -> impl Iterator<Item = TaskId> + 'a {
-        let of_scope = self.scopes.get(&(tenant.clone(), Arc::from(scope)));
-        of_scope
-            .into_iter()
-            .flat_map(|tasks| tasks.values().copied())
+        let order = self.scopes.get(&(tenant.clone(), Arc::from(scope)));
+        order.into_iter().flat_map(|tasks| tasks.values().copied())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Fairness between tenants, and that size alone costs nothing.
+//! Tests of fairness between tenants, and that the cost of placement does not grow with the
+//! queue.
 
 use proptest::prelude::*;
 
@@ -6,7 +7,7 @@ use super::queue_tests::{drain, task, waiting};
 use super::*;
 
 #[test]
-fn ten_tasks_behind_ten_thousand_wait_at_most_twice_their_wait_alone() {
+fn a_small_tenant_waits_at_most_twice_as_long_behind_a_large_one() {
     let mut queue = TaskQueue::default();
     for n in 0..10_000 {
         queue.push(waiting(n, "big"));
@@ -16,24 +17,24 @@ fn ten_tasks_behind_ten_thousand_wait_at_most_twice_their_wait_alone() {
     }
     let order = drain(&mut queue);
     let last = order.iter().rposition(|t| *t >= task(10_000)).unwrap();
-    assert!(last < 20, "served at place {last}");
+    assert!(last < 20, "served at position {last}");
 }
 
 #[test]
-fn a_hundred_thousand_waiting_tasks_that_cannot_be_placed_are_looked_at_once() {
+fn tasks_that_cannot_be_placed_are_examined_once_per_class() {
     let mut queue = TaskQueue::default();
     for n in 0..100_000u128 {
-        let mut stuck = waiting(n, "a");
-        stuck.requirements.agent = format!("missing-{}", n % 10);
-        queue.push(stuck);
+        let mut unplaceable = waiting(n, "a");
+        unplaceable.requirements.agent = format!("missing-{}", n % 10);
+        queue.push(unplaceable);
     }
     for n in 100_000..110_000 {
         queue.push(waiting(n, "a"));
     }
-    let mut looked = 0;
+    let mut examined = 0;
     let mut served = 0;
     while let Some(candidate) = queue.first() {
-        looked += 1;
+        examined += 1;
         if candidate.requirements.agent == "claude" {
             queue.note_placed(&candidate);
             served += 1;
@@ -41,7 +42,7 @@ fn a_hundred_thousand_waiting_tasks_that_cannot_be_placed_are_looked_at_once() {
             queue.skip_class(&candidate);
         }
     }
-    assert_eq!((served, looked), (10_000, 10_010));
+    assert_eq!((served, examined), (10_000, 10_010));
     assert_eq!(queue.len(), 100_000);
 }
 
@@ -61,7 +62,7 @@ fn steps() -> impl Strategy<Value = Vec<QueueStep>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// One task as a plain list knows it.
+/// One task of the reference model, which is a plain list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ListedTask {
     task: TaskId,
@@ -72,14 +73,14 @@ struct ListedTask {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Among those with the highest priority, the first of a tenant is served, and between two turns of one
-    /// tenant each other tenant that waited all the time had one.
+    /// Within the highest priority the oldest task of a tenant is served first, and between two
+    /// turns of one tenant every other tenant that kept waiting had a turn.
     #[test]
-    fn every_waiting_tenant_has_its_turn(steps in steps()) {
+    fn every_waiting_tenant_gets_its_turn(steps in steps()) {
         let names = ["a", "b", "c", "d"];
         let mut queue = TaskQueue::default();
         let mut known: Vec<ListedTask> = Vec::new();
-        // How often others were served on this level while the tenant waited there.
+        // How often other tenants were served on this level while the tenant waited there.
         let mut passed = [[0usize; 4]; 2];
         for (n, step) in steps.into_iter().enumerate() {
             match step {
@@ -89,11 +90,11 @@ proptest! {
                     known.push(ListedTask { task, tenant, priority });
                 }
                 QueueStep::Remove(at) if !known.is_empty() => {
-                    let gone = known.remove(at.index(known.len()));
-                    prop_assert!(queue.remove(gone.task));
-                    let same = |k: &ListedTask| (k.tenant, k.priority) == (gone.tenant, gone.priority);
+                    let removed = known.remove(at.index(known.len()));
+                    prop_assert!(queue.remove(removed.task));
+                    let same = |k: &ListedTask| (k.tenant, k.priority) == (removed.tenant, removed.priority);
                     if !known.iter().any(same) {
-                        passed[usize::from(gone.priority - 49)][gone.tenant] = 0;
+                        passed[usize::from(removed.priority - 49)][removed.tenant] = 0;
                     }
                 }
                 QueueStep::Remove(_) => {}

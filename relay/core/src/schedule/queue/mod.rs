@@ -1,8 +1,10 @@
 //! Tasks that wait for a daemon, in the order in which they are to be placed.
 //!
-//! Order: priority first, then tenants in turn, then first come, first served. Tasks of one conversation go one
-//! at a time, in their order. Equal needs form a class: one that nobody can take now is skipped as a whole, so a
-//! hundred thousand tasks that cannot be placed cost nothing. It knows no daemons and decides no placement.
+//! Order: priority first, then tenants in turn, then oldest first. Tasks of one conversation
+//! are placed one at a time, in their order. Tasks with equal requirements form a class. A
+//! class that no daemon can take now is skipped as a whole, so a hundred thousand tasks that
+//! cannot be placed cost nothing. The queue has no daemon state and makes no placement
+//! decisions.
 
 mod claimable_tasks;
 mod tenant_lanes;
@@ -25,24 +27,25 @@ use crate::time::MonotonicTime;
 use claimable_tasks::ClaimableTasks;
 use tenant_lanes::{QueuePlace, QueueSeq, RequirementClassId, TenantLanes};
 
-/// One task that wants to be placed.
+/// One task to be placed.
 #[derive(Clone, Debug)]
 pub struct QueuedTask {
     pub task: TaskId,
     pub requirements: TaskRequirements,
     pub priority: u8,
     pub conversation: Option<ConversationKey>,
-    /// Where its previous attempt ran.
+    /// The daemon that ran its previous attempt.
     pub preferred_daemon: Option<DaemonId>,
     pub eligible_holders: EligibleHolders,
 }
 
-/// Who may take a waiting task: daemons, to whom it is offered, or agents of a scope, who claim it.
+/// The kinds of holders that may take a queued task: daemons, which get offers, or agents of a
+/// scope, which claim it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EligibleHolders {
     Daemons,
     Agents(Arc<str>),
-    /// Whoever comes first.
+    /// The first daemon or agent that takes it.
     Both(Arc<str>),
 }
 
@@ -70,7 +73,7 @@ impl EligibleHolders {
     }
 }
 
-/// The task whose turn it is, as placement needs it.
+/// The task that is next, with the data that placement needs.
 #[derive(Clone, Debug)]
 pub struct PlacementCandidate {
     pub task: TaskId,
@@ -89,14 +92,14 @@ struct QueueEntry {
     position: QueuePosition,
 }
 
-/// Where a waiting task stands.
+/// The position of a queued task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueuePosition {
-    /// In its lane.
+    /// In its lane, ready to be placed.
     Queued,
-    /// Behind its conversation: an earlier turn waits or runs.
+    /// Waits for an earlier turn of its conversation, which is queued or running.
     BehindConversation,
-    /// Out of line for a reason of its own, until then at the latest.
+    /// Not in a lane until this time at the latest, because of a fence or a rejection.
     Deferred(MonotonicTime),
 }
 
@@ -110,7 +113,8 @@ struct RequirementClass {
 struct ConversationTurns {
     /// An attempt of the conversation is leased.
     busy: bool,
-    /// By urgency, then as they were submitted: ids rise in that order, so a turn that is tried again keeps its place.
+    /// By priority, then by submission. Task ids rise in that order, so a turn that is tried
+    /// again keeps its position.
     order: BTreeSet<(Reverse<u8>, TaskId)>,
 }
 
@@ -123,16 +127,17 @@ pub struct TaskQueue {
     class_ids: BTreeMap<Arc<TaskRequirements>, RequirementClassId>,
     conversations: BTreeMap<ConversationKey, ConversationTurns>,
     deferred: BTreeSet<(MonotonicTime, TaskId)>,
-    /// Those aside that another daemon could take.
+    /// Deferred tasks that another daemon could take.
     passed_over: BTreeSet<TaskId>,
-    /// Classes that no daemon could take when they were last tried.
+    /// Classes that no daemon could take at the last try.
     skipped_classes: BTreeSet<RequirementClassId>,
     next_seq: u64,
     next_class: u64,
 }
 
 impl TaskQueue {
-    /// Puts it at the end of its line. A task that already waits keeps its place.
+    /// Adds a task behind the tasks of equal rank. A task that is already queued keeps its
+    /// position.
     pub fn push(&mut self, waiting: QueuedTask) {
         if self.entries.contains_key(&waiting.task) {
             return;
@@ -164,7 +169,7 @@ impl TaskQueue {
         }
     }
 
-    /// Takes it out, wherever it stands: placed, canceled or paused. False if it did not wait.
+    /// Removes a task that was placed, canceled or paused. Returns false if it was not queued.
     pub fn remove(&mut self, task: TaskId) -> bool {
         self.leave_lane(task);
         let Some(entry) = self.entries.remove(&task) else {
@@ -181,7 +186,7 @@ impl TaskQueue {
         true
     }
 
-    /// Whose turn it is among those that somebody might take.
+    /// The next task, skipped classes and deferred tasks excluded.
     pub fn first(&self) -> Option<PlacementCandidate> {
         let (place, task) = self.lanes.first()?;
         let entry = self.entries.get(&task)?;
@@ -195,13 +200,14 @@ impl TaskQueue {
         })
     }
 
-    /// It was placed: it leaves, and its tenant's turn is over.
+    /// Removes a placed task and ends the turn of its tenant.
     pub fn note_placed(&mut self, candidate: &PlacementCandidate) {
         self.lanes.end_tenant_turn(&candidate.place);
         self.remove(candidate.task);
     }
 
-    /// Nobody can take this candidate's class now; it is skipped until `wake` names a daemon that meets it.
+    /// No daemon can take the class of this candidate now. It is skipped until `wake` finds a
+    /// daemon that meets it.
     pub fn skip_class(&mut self, candidate: &PlacementCandidate) {
         let id = candidate.place.class;
         if self.classes.contains_key(&id) {
@@ -210,8 +216,8 @@ impl TaskQueue {
         }
     }
 
-    /// A daemon has become able to take work: classes that it meets are tried again, and tasks that were passed
-    /// over if it would take them.
+    /// A daemon has become available: classes whose requirements it meets are tried again, and
+    /// so are tasks that were passed over, if it would take them.
     pub fn wake(
         &mut self,
         mut meets: impl FnMut(&TaskRequirements) -> bool,
@@ -231,26 +237,28 @@ impl TaskQueue {
         tasks.into_iter().for_each(|task| self.requeue(task));
     }
 
-    /// The daemons that could take it have rejected it: out of line until then, or until another one comes.
+    /// The available daemons have rejected the task: defers it until this time, or until
+    /// another daemon becomes available.
     pub fn pass_over(&mut self, task: TaskId, until: MonotonicTime) {
         self.defer_until(task, until);
         self.passed_over.insert(task);
     }
 
-    /// A fence stands: out of line until then, or until it falls.
+    /// Defers a task until this time, or until its fence is lifted.
     pub fn defer_until(&mut self, task: TaskId, until: MonotonicTime) {
         self.leave_lane(task);
         if let Some(entry) = self.entries.get_mut(&task) {
             entry.position = QueuePosition::Deferred(until);
             self.deferred.insert((until, task));
-            // What keeps daemons away need not keep an agent away; who claims it asks the fences.
+            // A deferral applies to daemons only. A claim by an agent checks the fences itself.
             if let Some(scope) = entry.eligible_holders.scope() {
                 self.claims.insert(&entry.place, scope, task);
             }
         }
     }
 
-    /// Back in line, at its old place, before its time: the fence was lifted, or another daemon came.
+    /// Ends the deferral of a task early, because its fence was lifted or another daemon is
+    /// available. It keeps its old position.
     pub fn requeue(&mut self, task: TaskId) {
         if matches!(self.position(task), Some(QueuePosition::Deferred(_))) {
             self.leave_lane(task);
@@ -258,7 +266,7 @@ impl TaskQueue {
         }
     }
 
-    /// The same for the turn of a conversation that is next.
+    /// Ends the deferral of the next turn of a conversation.
     pub fn requeue_conversation(&mut self, key: &ConversationKey) {
         let first = self.conversations.get(key).and_then(|t| t.order.first());
         if let Some((_, task)) = first.copied() {
@@ -266,7 +274,7 @@ impl TaskQueue {
         }
     }
 
-    /// Brings back everyone whose time aside is over.
+    /// Ends the deferrals that are due.
     pub fn tick(&mut self, now: MonotonicTime) {
         while let Some((at, task)) = self.deferred.first().copied() {
             if at > now {
@@ -276,12 +284,12 @@ impl TaskQueue {
         }
     }
 
-    /// When `tick` has something to do.
+    /// When the next deferral ends.
     pub fn next_requeue_at(&self) -> Option<MonotonicTime> {
         self.deferred.first().map(|(at, _)| *at)
     }
 
-    /// An attempt of the conversation is leased: nothing else of it is placed.
+    /// An attempt of the conversation is leased: no other turn of it is placed.
     pub fn mark_conversation_busy(&mut self, key: &ConversationKey) {
         self.conversations.entry(key.clone()).or_default().busy = true;
         self.update_turns(key);
@@ -294,7 +302,8 @@ impl TaskQueue {
         }
     }
 
-    /// What agents of this scope may claim, in the order in which daemons would be offered it.
+    /// Tasks that agents of this scope may claim, in the order in which daemons would get
+    /// offers.
     pub fn claimable<'a>(
         &'a self,
         tenant: &TenantId,
@@ -303,13 +312,13 @@ impl TaskQueue {
         self.claims.in_scope(tenant, scope)
     }
 
-    /// Whether a new turn of the conversation would have to wait for others.
+    /// Whether a new turn of the conversation would have to wait for another one.
     pub fn has_turns(&self, key: &ConversationKey) -> bool {
         let turns = self.conversations.get(key);
         turns.is_some_and(|turns| turns.busy || !turns.order.is_empty())
     }
 
-    /// Whether it waits for an earlier turn of its conversation.
+    /// Whether the task waits for an earlier turn of its conversation.
     pub fn is_behind_conversation(&self, task: TaskId) -> bool {
         self.position(task) == Some(QueuePosition::BehindConversation)
     }
@@ -362,7 +371,7 @@ impl TaskQueue {
         }
     }
 
-    /// Into its lane.
+    /// Puts a task into its lane and the claimable tasks, as far as its eligible holders allow.
     fn enter_lane(&mut self, task: TaskId) {
         if let Some(entry) = self.entries.get_mut(&task) {
             entry.position = QueuePosition::Queued;
@@ -375,7 +384,8 @@ impl TaskQueue {
         }
     }
 
-    /// Out of its lane or from aside; it then stands behind until something lines it up.
+    /// Removes a task from its lane or ends its deferral. It then waits behind its conversation
+    /// until `enter_lane` is called.
     fn leave_lane(&mut self, task: TaskId) {
         let Some(entry) = self.entries.get_mut(&task) else {
             return;
@@ -396,7 +406,8 @@ impl TaskQueue {
         entry.position = QueuePosition::BehindConversation;
     }
 
-    /// Exactly the first turn of an idle conversation is in line (or aside); the others stand behind it.
+    /// Restores the invariant that only the first turn of an idle conversation is in its lane
+    /// or deferred; the others wait behind it.
     fn update_turns(&mut self, key: &ConversationKey) {
         let Some(turns) = self.conversations.get(key) else {
             return;
@@ -407,7 +418,8 @@ impl TaskQueue {
         if turns.order.is_empty() && !turns.busy {
             self.conversations.remove(key);
         }
-        // Only the first was ever let forward, and only one arrival can have come before it.
+        // Only the first turn was in its lane before, and at most one new turn can have come
+        // before it. So checking two turns is enough.
         for task in first.into_iter().chain(second).filter(|t| Some(*t) != next) {
             self.leave_lane(task);
         }

@@ -1,4 +1,4 @@
-//! Order, bounds, removal, classes and conversations of the queue.
+//! Tests of the queue: order, removal, classes and conversations.
 
 use uuid::Uuid;
 
@@ -25,28 +25,28 @@ pub(super) fn waiting(n: u128, tenant_name: &str) -> QueuedTask {
     }
 }
 
-fn needing(n: u128, agent: &str) -> QueuedTask {
+fn needing_agent(n: u128, agent: &str) -> QueuedTask {
     let mut waiting = waiting(n, "a");
     waiting.requirements.agent = agent.into();
     waiting
 }
 
-fn talking(n: u128, priority: u8) -> QueuedTask {
+fn in_conversation(n: u128, priority: u8) -> QueuedTask {
     QueuedTask {
         priority,
-        conversation: Some(talk()),
+        conversation: Some(conversation_key()),
         ..waiting(n, "a")
     }
 }
 
-fn talk() -> ConversationKey {
+fn conversation_key() -> ConversationKey {
     ConversationKey {
         tenant: tenant("a"),
         name: "c".into(),
     }
 }
 
-/// Places everything that is in line, in order.
+/// Places every task that is in a lane, in order.
 pub(super) fn drain(queue: &mut TaskQueue) -> Vec<TaskId> {
     let mut order = Vec::new();
     while let Some(candidate) = queue.first() {
@@ -82,7 +82,7 @@ fn priority_goes_first_then_tenants_in_turn_then_age() {
 }
 
 #[test]
-fn a_task_waits_once_and_leaves_once() {
+fn a_task_is_queued_once_and_removed_once() {
     let mut queue = TaskQueue::default();
     queue.push(waiting(1, "a"));
     queue.push(waiting(1, "a"));
@@ -92,15 +92,15 @@ fn a_task_waits_once_and_leaves_once() {
 }
 
 #[test]
-fn a_class_that_nobody_can_take_is_skipped_whole_until_a_daemon_meets_it() {
+fn a_class_without_a_daemon_is_skipped_until_one_meets_it() {
     let mut queue = TaskQueue::default();
     for n in 1..=3 {
-        queue.push(needing(n, "rare"));
+        queue.push(needing_agent(n, "rare"));
     }
-    queue.push(needing(4, "common"));
+    queue.push(needing_agent(4, "common"));
     let candidate = queue.first().unwrap();
     queue.skip_class(&candidate);
-    queue.push(needing(5, "rare"));
+    queue.push(needing_agent(5, "rare"));
     assert_eq!(first(&queue), Some(task(4)));
     queue.wake(|needs| needs.agent == "else", |_| true);
     assert_eq!(drain(&mut queue), [task(4)]);
@@ -111,18 +111,18 @@ fn a_class_that_nobody_can_take_is_skipped_whole_until_a_daemon_meets_it() {
 #[test]
 fn a_skipped_class_that_empties_is_forgotten() {
     let mut queue = TaskQueue::default();
-    queue.push(needing(1, "rare"));
+    queue.push(needing_agent(1, "rare"));
     let candidate = queue.first().unwrap();
     queue.skip_class(&candidate);
     queue.remove(task(1));
-    queue.push(needing(2, "rare"));
-    assert_eq!(first(&queue), Some(task(2)), "tried again");
+    queue.push(needing_agent(2, "rare"));
+    assert_eq!(first(&queue), Some(task(2)), "the class is tried again");
     queue.remove(task(2));
     assert!(queue.skipped_classes.is_empty() && queue.class_ids.is_empty());
 }
 
 #[test]
-fn a_task_set_aside_keeps_its_place_and_comes_back_in_time() {
+fn a_deferred_task_keeps_its_position_and_returns_on_time() {
     let mut queue = TaskQueue::default();
     for n in 1..=2 {
         queue.push(waiting(n, "a"));
@@ -137,7 +137,7 @@ fn a_task_set_aside_keeps_its_place_and_comes_back_in_time() {
     assert_eq!(
         first(&queue),
         Some(task(2)),
-        "a fence is not lifted by a daemon"
+        "an available daemon does not lift a fence"
     );
     queue.tick(MonotonicTime(100));
     assert_eq!(
@@ -153,7 +153,7 @@ fn a_task_set_aside_keeps_its_place_and_comes_back_in_time() {
 }
 
 #[test]
-fn a_task_passed_over_comes_back_for_a_daemon_that_takes_it() {
+fn a_passed_over_task_returns_for_a_daemon_that_takes_it() {
     let mut queue = TaskQueue::default();
     queue.push(waiting(1, "a"));
     queue.pass_over(task(1), MonotonicTime(100));
@@ -164,39 +164,39 @@ fn a_task_passed_over_comes_back_for_a_daemon_that_takes_it() {
 }
 
 #[test]
-fn turns_of_one_conversation_go_one_at_a_time_in_their_order() {
+fn turns_of_one_conversation_are_placed_one_at_a_time_in_order() {
     let mut queue = TaskQueue::default();
-    queue.push(talking(1, 50));
-    queue.push(talking(2, 50));
+    queue.push(in_conversation(1, 50));
+    queue.push(in_conversation(2, 50));
     queue.push(waiting(3, "a"));
     assert!(queue.is_behind_conversation(task(2)) && !queue.is_behind_conversation(task(1)));
-    queue.mark_conversation_busy(&talk());
+    queue.mark_conversation_busy(&conversation_key());
     assert!(queue.is_behind_conversation(task(1)));
     assert_eq!(first(&queue), Some(task(3)));
-    queue.mark_conversation_free(&talk());
+    queue.mark_conversation_free(&conversation_key());
     assert_eq!(first(&queue), Some(task(1)));
-    queue.push(talking(4, 90));
+    queue.push(in_conversation(4, 90));
     assert!(
         queue.is_behind_conversation(task(1)),
-        "a more urgent turn goes before it"
+        "a turn of higher priority comes first"
     );
     assert_eq!(first(&queue), Some(task(4)));
     queue.remove(task(4));
     queue.remove(task(1));
-    assert_eq!(first(&queue), Some(task(2)), "the next turn moved up");
+    assert_eq!(first(&queue), Some(task(2)), "the next turn is placed");
     queue.defer_until(task(2), MonotonicTime(9));
-    queue.requeue_conversation(&talk());
+    queue.requeue_conversation(&conversation_key());
     assert_eq!(queue.next_requeue_at(), None);
     assert_eq!(drain(&mut queue), [2, 3].map(task));
     assert!(queue.conversations.is_empty());
 }
 
 #[test]
-fn a_turn_that_is_tried_again_goes_before_the_turns_that_were_submitted_after_it() {
+fn a_retried_turn_comes_before_turns_submitted_later() {
     let mut queue = TaskQueue::default();
-    queue.push(talking(2, 50));
-    queue.push(talking(3, 50));
-    queue.push(talking(1, 50));
+    queue.push(in_conversation(2, 50));
+    queue.push(in_conversation(3, 50));
+    queue.push(in_conversation(1, 50));
     assert_eq!(first(&queue), Some(task(1)));
     assert!(queue.is_behind_conversation(task(2)));
     assert_eq!(drain(&mut queue), [1, 2, 3].map(task));

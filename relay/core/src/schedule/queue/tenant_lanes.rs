@@ -1,4 +1,5 @@
-//! The order itself: levels of priority, in each the tenants in turn, in each lane the classes by their oldest.
+//! The placement order: priority levels, within each level the tenants in turn, within each
+//! tenant lane the classes by their oldest task.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ pub(super) struct QueueSeq(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RequirementClassId(pub(super) u64);
 
-/// Where a task belongs in the order.
+/// The position of a task in the order.
 #[derive(Clone, Debug)]
 pub(super) struct QueuePlace {
     pub(super) priority: Reverse<u8>,
@@ -24,34 +25,35 @@ pub(super) struct QueuePlace {
 #[derive(Debug, Default)]
 pub(super) struct TenantLanes {
     levels: BTreeMap<Reverse<u8>, PriorityLevel>,
-    /// Levels in which a class stands, with its tenant; what `skip` and `unskip` walk over.
+    /// The priority levels in which a class has tasks, with its tenant; used by `skip` and
+    /// `unskip`.
     class_levels: BTreeMap<RequirementClassId, (TenantId, BTreeSet<Reverse<u8>>)>,
     skipped: BTreeSet<RequirementClassId>,
-    /// Levels with somebody to place.
+    /// Levels with a task to place.
     ready_levels: BTreeSet<Reverse<u8>>,
 }
 
 #[derive(Debug, Default)]
 struct PriorityLevel {
     lanes: BTreeMap<TenantId, TenantQueueLane>,
-    /// Tenants with somebody to place.
+    /// Tenants with a task to place.
     ready_tenants: BTreeSet<TenantId>,
-    /// Whose turn was last; the next one after it is next.
+    /// The tenant served last; the next tenant after it is served next.
     last_tenant: Option<TenantId>,
 }
 
 #[derive(Debug, Default)]
 struct TenantQueueLane {
     classes: BTreeMap<RequirementClassId, BTreeMap<QueueSeq, TaskId>>,
-    /// The oldest of each class that is not skipped.
+    /// The oldest task of each class that is not skipped.
     heads: BTreeSet<(QueueSeq, RequirementClassId)>,
 }
 
 impl TenantLanes {
     pub(super) fn insert(&mut self, place: &QueuePlace, task: TaskId) {
-        let stands = self.class_levels.entry(place.class);
-        let stands = stands.or_insert_with(|| (place.tenant.clone(), BTreeSet::new()));
-        stands.1.insert(place.priority);
+        let levels = self.class_levels.entry(place.class);
+        let levels = levels.or_insert_with(|| (place.tenant.clone(), BTreeSet::new()));
+        levels.1.insert(place.priority);
         let level = self.levels.entry(place.priority).or_default();
         let lane = level.lanes.entry(place.tenant.clone()).or_default();
         lane.classes
@@ -68,18 +70,18 @@ impl TenantLanes {
         let Some(lane) = level.lanes.get_mut(&place.tenant) else {
             return;
         };
-        let Some(line) = lane.classes.get_mut(&place.class) else {
+        let Some(tasks) = lane.classes.get_mut(&place.class) else {
             return;
         };
-        line.remove(&place.seq);
-        if line.is_empty() {
+        tasks.remove(&place.seq);
+        if tasks.is_empty() {
             lane.classes.remove(&place.class);
             self.remove_class_level(place);
         }
         self.refresh(place.priority, &place.tenant, place.class, Some(place.seq));
     }
 
-    /// The next in order among those not skipped.
+    /// The next task in order whose class is not skipped.
     pub(super) fn first(&self) -> Option<(QueuePlace, TaskId)> {
         let priority = *self.ready_levels.first()?;
         let level = self.levels.get(&priority)?;
@@ -133,8 +135,9 @@ impl TenantLanes {
         }
     }
 
-    /// Brings the heads and the ready sets in line after one class of one lane changed. `touched` is the
-    /// place that came or went, which is the only one that can be an outdated head beside the oldest left.
+    /// Updates the heads and the ready sets after a change to one class of one lane. `touched`
+    /// is the position that was added or removed. Besides the oldest remaining task, it is the
+    /// only one that can be an outdated head.
     fn refresh(
         &mut self,
         priority: Reverse<u8>,
@@ -168,7 +171,7 @@ impl TenantLanes {
 }
 
 impl PriorityLevel {
-    /// The ready tenant after the last one, going round.
+    /// The ready tenant after the one served last, in a circle.
     fn next_tenant(&self) -> Option<&TenantId> {
         let after = self.last_tenant.as_ref().and_then(|last| {
             let range = (Bound::Excluded(last), Bound::Unbounded);
@@ -180,8 +183,8 @@ impl PriorityLevel {
 
 impl TenantQueueLane {
     fn refresh(&mut self, class: RequirementClassId, touched: Option<QueueSeq>, skipped: bool) {
-        let mut line = self.classes.get(&class).into_iter().flat_map(|l| l.keys());
-        let (oldest, second) = (line.next().copied(), line.next().copied());
+        let mut seqs = self.classes.get(&class).into_iter().flat_map(|l| l.keys());
+        let (oldest, second) = (seqs.next().copied(), seqs.next().copied());
         for seq in touched.into_iter().chain(oldest).chain(second) {
             self.heads.remove(&(seq, class));
         }
