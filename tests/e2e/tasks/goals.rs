@@ -108,10 +108,8 @@ async fn a_task_blocked_on_one_machine_resumes_a_day_later_on_another() {
         .await
         .unwrap()
         .into_inner();
-    let (row, newest) = (
-        blocked_task.blocked.unwrap(),
-        blocked_task.checkpoint.unwrap(),
-    );
+    let row = blocked_task.blocked.unwrap();
+    let newest = blocked_task.checkpoint.unwrap();
     assert!(row.age_ms >= 24 * 3_600_000, "{} ms", row.age_ms);
     assert_eq!((newest.number, newest.kind()), (2, CheckpointKind::Blocked));
 

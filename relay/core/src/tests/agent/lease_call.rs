@@ -6,10 +6,8 @@ use std::sync::Arc;
 use crate::commands::EndAttempt;
 use crate::ids::{AttemptId, TaskId};
 use crate::io::command::AgentPrincipal;
-use crate::io::command::CoreInput;
 use crate::io::rejection::Rejection;
-use crate::io::session_input::{CompletedBody, LeaseToken};
-use crate::operator::task_operation::TaskOperation;
+use crate::io::session_input::LeaseToken;
 use crate::record::{
     AttemptStateKind, EndState, EndedBy, FailureCode, TaskState, TerminationReceipt, TimelineEvent,
     TimelineEventKind,

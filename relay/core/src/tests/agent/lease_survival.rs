@@ -2,25 +2,13 @@
 
 use super::lease_call::verbs;
 use crate::commands::EndAttempt;
-use crate::ids::{AttemptId, TaskId};
-use crate::io::command::AgentPrincipal;
 use crate::io::command::CoreInput;
 use crate::io::rejection::Rejection;
-use crate::io::session_input::{CompletedBody, LeaseToken};
+use crate::io::session_input::CompletedBody;
 use crate::operator::task_operation::TaskOperation;
-use crate::record::{
-    AttemptStateKind, EndState, EndedBy, FailureCode, TaskState, TerminationReceipt, TimelineEvent,
-    TimelineEventKind,
-};
+use crate::record::{AttemptStateKind, TaskState};
 use crate::samples;
-use crate::task::spec::{
-    CompletionContract, MissingPolicy, RequiredArtifact, RetryPolicy, TaskSpec, UnsafeLossPolicy,
-};
-use crate::tests::harness::{
-    AgentLeaseHandle, AgentLeaseVerb, CoreHarness, GRACE, TTL, agent, agent_task_spec,
-    complete_verb, fail,
-};
-use std::sync::Arc;
+use crate::tests::harness::{AgentLeaseVerb, CoreHarness, GRACE, TTL, agent};
 
 #[test]
 fn a_restart_grants_agent_leases_in_full_and_the_agent_goes_on() {
