@@ -1,8 +1,8 @@
 //! Every decision of the relay, pure: no I/O, no clock, no randomness.
 //!
-//! `Core::handle(input, store, now, ids)` takes one fact or request and returns `Effects`: the writes that must
-//! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
-//! or a simulation can replay any history exactly.
+//! `Core::handle(input, store, now, ids)` takes one fact or request and returns `Effects`: the
+//! writes that must become durable, and what may be sent once they are. Time, ids and secrets come
+//! in as arguments, so a test or a simulation can replay any history exactly.
 
 #[macro_use]
 pub mod mutants;
@@ -23,6 +23,7 @@ pub mod schedule;
 pub mod task;
 mod tick;
 pub mod time;
+mod turn;
 
 #[cfg(test)]
 mod samples;

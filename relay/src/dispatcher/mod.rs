@@ -127,7 +127,8 @@ pub(crate) trait QueuedCommand: Send {
     fn refuse(self: Box<Self>, refusal: RequestRefusal);
 }
 
-/// A command, where its reply goes, and what is kept until the reply is sent, also if the caller goes away.
+/// A command, where its reply goes, and what is kept until the reply is sent, also if the caller
+/// goes away.
 struct PendingCommand<C: Command> {
     command: C,
     reply: oneshot::Sender<Result<C::Reply, RequestRefusal>>,
@@ -145,7 +146,8 @@ impl<C: Command> QueuedCommand for PendingCommand<C> {
             permit,
         } = *self;
         CoreInput::command(command, move |outcome| {
-            // Before the caller drops its own pin: that one is then the last, and asks for the sweep.
+            // Before the caller drops its own pin: that one is then the last, and asks for the
+            // sweep.
             drop((body_pin, permit));
             let _ = reply.send(outcome.map_err(RequestRefusal::Rejected)); // The caller may have gone.
         })
@@ -190,13 +192,15 @@ impl Dispatcher {
         }
     }
 
-    /// Hands a command to the core and waits for its reply, which is sent after what it reports is durable.
+    /// Hands a command to the core and waits for its reply, which is sent after what it reports is
+    /// durable.
     pub async fn request<C: Command>(&self, command: C) -> Result<C::Reply, RequestRefusal> {
         self.send_request(command, None, None).await
     }
 
-    /// The same for an agent that holds the lease the command is about: a store that falls behind must not hold back
-    /// renewals and ends of attempts. `goal_update_of` is the caller of a goal update, which waits its turn.
+    /// The same for an agent that holds the lease the command is about: a store that falls behind
+    /// must not hold back renewals and ends of attempts. `goal_update_of` is the caller of a goal
+    /// update, which waits its turn.
     pub(crate) async fn request_with_lease<C: Command>(
         &self,
         command: C,
@@ -236,7 +240,8 @@ impl Dispatcher {
         self.in_flight_limits.frame_window()
     }
 
-    /// The same for a command whose long body must not be removed before it is answered, also if the caller goes away.
+    /// The same for a command whose long body must not be removed before it is answered, also if
+    /// the caller goes away.
     pub(crate) async fn request_with_body<C: Command>(
         &self,
         command: C,

@@ -1,11 +1,12 @@
-//! What an agent may do with an attempt that it holds itself: report progress, write a checkpoint, block, or end it. The same
-//! rules as for a daemon's frames; who may call is checked before (`lease_call.rs`).
+//! What an agent may do with an attempt that it holds itself: report progress, write a checkpoint,
+//! block, or end it. The same rules as for a daemon's frames; who may call is checked before
+//! (`lease_call.rs`).
 
 use std::fmt;
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::EventOutcome;
-use crate::core_state::{Core, CoreTurn};
 use crate::fleet::frame::record_unmet_contract;
 use crate::fleet::frame_event::frame_event;
 use crate::goal::hand_off::{GoalOutcome, ParkRequest};
@@ -22,6 +23,7 @@ use crate::record::{
 };
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
 pub trait AgentVerb: fmt::Debug + Send + 'static {
     type Done: fmt::Debug + Send + 'static;
@@ -34,14 +36,15 @@ pub trait AgentVerb: fmt::Debug + Send + 'static {
     /// The verb's own rule, and what follows from it. The caller holds the lease.
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Self::Done, Rejection>;
 
-    /// Set where this very call has ended the attempt before: its answer was lost, and it is repeated.
+    /// Set where this very call has ended the attempt before: its answer was lost, and it is
+    /// repeated.
     fn already_done(&self, _attempt: &AttemptRecord) -> Option<Self::Done> {
         None
     }
@@ -64,13 +67,13 @@ impl AgentVerb for ReportAttemptProgress {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         _agent: &AgentPrincipal,
         progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<ProgressRecord>, Rejection> {
-        core.report_progress(live, self.0, progress, None, turn)
+        owners.report_progress(live, self.0, progress, None, turn)
     }
 }
 
@@ -86,13 +89,13 @@ impl AgentVerb for WriteAttemptCheckpoint {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         _agent: &AgentPrincipal,
         progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<CheckpointRecord>, Rejection> {
-        core.report_checkpoint(live, self.0, progress, None, turn)
+        owners.report_checkpoint(live, self.0, progress, None, turn)
     }
 
     fn checkpoint_number(done: &Arc<CheckpointRecord>) -> Option<u64> {
@@ -113,7 +116,7 @@ impl AgentVerb for BlockAttempt {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
@@ -123,7 +126,7 @@ impl AgentVerb for BlockAttempt {
             termination: Some(stopped_termination()),
             ..ParkRequest::from_block(self.0, Arc::clone(&agent.name), None)
         };
-        core.park_attempt(live, park, progress, turn)
+        owners.park_attempt(live, park, progress, turn)
     }
 
     fn checkpoint_number(done: &GoalOutcome) -> Option<u64> {
@@ -155,7 +158,7 @@ impl AgentVerb for EndAttempt {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
@@ -168,7 +171,7 @@ impl AgentVerb for EndAttempt {
             }
             EndAttempt::Complete(mut completed, last_update) => {
                 completed.termination = termination;
-                core.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
+                owners.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
                 if let Some(update) = last_update {
                     // The result counts, whatever became of the update.
                     let _added = add_progress(live, update.into_parts().0, progress, turn);
@@ -177,14 +180,14 @@ impl AgentVerb for EndAttempt {
             }
             EndAttempt::Fail(mut errored) => {
                 errored.termination = termination;
-                core.apply_agent_frame(live, FrameBody::Errored(errored), turn)
+                owners.apply_agent_frame(live, FrameBody::Errored(errored), turn)
             }
             EndAttempt::Release { reason } => {
                 let released = FrameBody::Released {
                     reason,
                     termination,
                 };
-                core.apply_agent_frame(live, released, turn)
+                owners.apply_agent_frame(live, released, turn)
             }
             EndAttempt::Cancel { reason } => {
                 if live.record().cancel.is_none() {
@@ -196,7 +199,7 @@ impl AgentVerb for EndAttempt {
                     ended_in_lease: true,
                     ..CanceledBody::default()
                 });
-                core.apply_agent_frame(live, canceled, turn)
+                owners.apply_agent_frame(live, canceled, turn)
             }
         }
     }
@@ -218,7 +221,7 @@ impl AgentVerb for EndAttempt {
     }
 }
 
-impl Core {
+impl AttemptOwners<'_> {
     pub(super) fn apply_agent_frame(
         &mut self,
         live: &mut LiveTask,
@@ -241,7 +244,8 @@ impl Core {
     }
 }
 
-/// The holder's own word that it has stopped: it is the one who works, so nothing else could prove it.
+/// The holder's own word that it has stopped: it is the one who works, so nothing else could prove
+/// it.
 fn stopped_termination() -> ProcessTermination {
     ProcessTermination {
         group_empty: true,

@@ -5,10 +5,10 @@
 //! or canceled the task, or within a day of `lost` or of an end for want of a result. The day is counted in the relay's
 //! uptime: a clock that jumps decides nothing, and a relay that is down takes no time away from its workers.
 
+use crate::attempt::attempt_owners::{AttemptOwners, attempt_context};
 use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
 use crate::attempt::machine::{MachineEvent, is_loss_code};
 use crate::attempt::timers::TimerSet;
-use crate::core_state::{Core, CoreTurn};
 use crate::fleet::frame_check::{FrameOrigin, check_owner, reject_frame, send_ack};
 use crate::fleet::frame_event::{lacks_output, proof_of_death};
 use crate::goal::completion_contract;
@@ -22,10 +22,12 @@ use crate::record::{
     TerminationReceipt, TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
+use crate::task::live_tasks::store_finished_task;
 use crate::task::spec::MissingPolicy;
-use crate::time::{ClockReading, WallTime};
+use crate::time::WallTime;
+use crate::turn::CoreTurn;
 
-impl Core {
+impl AttemptOwners<'_> {
     /// A frame for a task that is finished: judged by its record, written only if it teaches something.
     pub(crate) fn handle_finished_frame(
         &mut self,
@@ -39,7 +41,7 @@ impl Core {
             Ok(()) => self.handle_stale_frame(&mut live, from, frame, turn),
             Err(code) => reject_frame(from, code, turn),
         }
-        self.store_finished_task(&mut live, turn);
+        store_finished_task(&mut live, turn);
     }
 
     /// A frame of an attempt that holds no lease.
@@ -74,7 +76,7 @@ impl Core {
                 // Welcome asked for the end, and this stands before it in the replay. It changes nothing.
                 return send_ack(from, from.control_seq, turn);
             }
-            return self.reject_stale_frame(live, index, from, turn);
+            return reject_stale_frame(live, index, from, turn);
         };
         if dead {
             self.apply_late_receipt(live, index, turn);
@@ -84,7 +86,7 @@ impl Core {
         }
         // Where the work of a lost run is; it decides nothing.
         live.set_workspace(from.frame_ref.attempt, frame.workspace);
-        let wanted = self.may_adopt_late_end(live, index, turn.now);
+        let wanted = may_adopt_late_end(live, index, turn);
         if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| wanted) {
             self.adopt_late_end(live, index, event, frame.observed, turn);
         } else if is_result(&frame.body) && !live.record().attempts[index].has_late_terminal {
@@ -98,33 +100,9 @@ impl Core {
         send_ack(from, from.control_seq, turn);
     }
 
-    /// Its holder still thinks that it runs: it must stop.
-    fn reject_stale_frame(
-        &mut self,
-        live: &LiveTask,
-        index: usize,
-        from: FrameOrigin,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let code = if live.record().state.is_terminal() {
-            Rejection::TaskTerminal
-        } else if matches!(live.record().attempts[index].state, AttemptState::Parked(_)) {
-            Rejection::NotLeased
-        } else {
-            Rejection::StaleAttempt
-        };
-        reject_frame(from, code, turn);
-        let attempt = from.frame_ref.attempt;
-        turn.send_to_session(
-            CommitDependency::Task(from.frame_ref.task),
-            from.session,
-            DaemonMessage::Abandon { attempt, code },
-        );
-    }
-
     fn apply_late_receipt(&mut self, live: &mut LiveTask, index: usize, turn: &mut CoreTurn<'_>) {
         let attempt = live.record().attempts[index].id;
-        self.lift_fence(attempt, turn);
+        self.schedule.lift_fence(attempt, turn);
         let known = live.record().attempts[index].state.receipt();
         if known != Some(TerminationReceipt::Unconfirmed) {
             return;
@@ -149,37 +127,6 @@ impl Core {
         }
     }
 
-    /// Whether a late end of a finished task could still count: then its record must stay.
-    pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: ClockReading) -> bool {
-        let mut attempts = record.attempts.iter();
-        attempts.any(|attempt| {
-            ended_by_relay(attempt) && self.is_late_end_awaited(record, attempt, now)
-        })
-    }
-
-    fn is_late_end_awaited(
-        &self,
-        record: &TaskRecord,
-        attempt: &AttemptRecord,
-        now: ClockReading,
-    ) -> bool {
-        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
-        let fresh = age_ms <= self.config.adopt_late_ms || mutant!(LateForEver);
-        is_given_up(record.state, attempt) && fresh
-    }
-
-    /// Whether the task's story still has room for a late end of this attempt.
-    fn may_adopt_late_end(&self, live: &LiveTask, index: usize, now: ClockReading) -> bool {
-        let record = live.record();
-        let attempt = &record.attempts[index];
-        let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
-        let open = !over || self.is_late_end_awaited(record, attempt, now);
-        let successors = &record.attempts[index + 1..];
-        let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
-        let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
-        open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
-    }
-
     /// The late end becomes the task's; a successor that only waited is not needed any more.
     fn adopt_late_end(
         &mut self,
@@ -190,9 +137,9 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         turn.effects.metrics.push(CoreMetric::AdoptedLate);
-        self.queue.remove(live.id());
+        self.schedule.dequeue(live.id());
         if live.record().attempts.len() > index + 1 {
-            let scene = self.attempt_context(live, turn.now, None);
+            let scene = attempt_context(self.roster, live, turn, None);
             live.apply_event(MachineEvent::Withdraw, &scene);
         }
         live.retry_at = None;
@@ -203,7 +150,7 @@ impl Core {
         undo_end_counters(record, index);
         // Back into the state before its end, so that the machine itself ends it by the frame's word.
         record.attempts[index].state = AttemptState::CleaningUp { pending: None };
-        let scene = self.attempt_context(live, turn.now, Some(observed));
+        let scene = attempt_context(self.roster, live, turn, Some(observed));
         live.apply_event_at(index, event, &mut TimerSet::default(), &scene);
         if let AttemptState::Ended(end) = &mut live.record_mut().attempts[index].state {
             end.is_adopted_late = true;
@@ -213,6 +160,48 @@ impl Core {
             self.follow_adopted_end(live, index, was_open, turn);
         }
     }
+}
+
+/// Its holder still thinks that it runs: it must stop.
+fn reject_stale_frame(live: &LiveTask, index: usize, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
+    let code = if live.record().state.is_terminal() {
+        Rejection::TaskTerminal
+    } else if matches!(live.record().attempts[index].state, AttemptState::Parked(_)) {
+        Rejection::NotLeased
+    } else {
+        Rejection::StaleAttempt
+    };
+    reject_frame(from, code, turn);
+    let attempt = from.frame_ref.attempt;
+    turn.send_to_session(
+        CommitDependency::Task(from.frame_ref.task),
+        from.session,
+        DaemonMessage::Abandon { attempt, code },
+    );
+}
+
+/// Whether a late end of a finished task could still count: then its record must stay.
+pub(crate) fn awaits_late_end(record: &TaskRecord, turn: &CoreTurn<'_>) -> bool {
+    let mut attempts = record.attempts.iter();
+    attempts.any(|attempt| ended_by_relay(attempt) && is_late_end_awaited(record, attempt, turn))
+}
+
+fn is_late_end_awaited(record: &TaskRecord, attempt: &AttemptRecord, turn: &CoreTurn<'_>) -> bool {
+    let age_ms = turn.uptime_ms.saturating_sub(attempt.budgets_at_ms);
+    let fresh = age_ms <= turn.config.adopt_late_ms || mutant!(LateForEver);
+    is_given_up(record.state, attempt) && fresh
+}
+
+/// Whether the task's story still has room for a late end of this attempt.
+fn may_adopt_late_end(live: &LiveTask, index: usize, turn: &CoreTurn<'_>) -> bool {
+    let record = live.record();
+    let attempt = &record.attempts[index];
+    let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
+    let open = !over || is_late_end_awaited(record, attempt, turn);
+    let successors = &record.attempts[index + 1..];
+    let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
+    let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
+    open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
 }
 
 /// What the relay counted when it gave the attempt up did not happen.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::lease_end::holding_daemon;
 use crate::attempt::retry_policy;
 use crate::attempt::retry_policy::{RetryDecision, RetryStop};
 use crate::attempt::timers::TimerKey;
-use crate::core_state::{Core, CoreTurn};
 use crate::record::{
     AttemptEnd, AttemptRecord, AttemptState, AttentionCause, EndState, EndedBy, FailureCode,
     RejectCode, RetryDue, TaskAttention, TimelineEventKind,
@@ -14,8 +14,9 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 use crate::time::{ClockReading, WallTime};
+use crate::turn::CoreTurn;
 
-impl Core {
+impl AttemptOwners<'_> {
     pub(crate) fn follow_attempt_end(
         &mut self,
         live: &mut LiveTask,
@@ -28,7 +29,7 @@ impl Core {
         let Some(outcome) = retry_outcome(live.newest_attempt(), end) else {
             return;
         };
-        match self.decide_retry(live, &outcome, turn) {
+        match decide_retry(live, &outcome, turn) {
             RetryDecision::RetryAfter { .. }
                 if matches!(
                     outcome,
@@ -76,7 +77,7 @@ impl Core {
                 hint: None,
             };
         }
-        match self.decide_retry(live, &outcome, turn) {
+        match decide_retry(live, &outcome, turn) {
             RetryDecision::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
             RetryDecision::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
             RetryDecision::End(stop) => record_retry_stop(live, stop),
@@ -84,32 +85,19 @@ impl Core {
         }
     }
 
-    /// Counts the end and says what follows.
-    fn decide_retry(
-        &self,
-        live: &mut LiveTask,
-        outcome: &retry_policy::AttemptOutcome,
-        turn: &mut CoreTurn<'_>,
-    ) -> RetryDecision {
-        let policy = live.spec.retry.clone();
-        let jitter = turn.id_source.jitter_millionths();
-        let counters = &mut live.record_mut().counters;
-        retry_policy::decide_retry(outcome, counters, &policy, &self.config, jitter)
-    }
-
     /// Given back or rejected: queued again at once, but not to the same daemon for a while.
     fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
-            let until = turn.now.monotonic + self.config.reject_backoff_ms;
+            let until = turn.now.monotonic + turn.config.reject_backoff_ms;
             self.roster.exclude(live.id(), daemon, until);
         }
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
     }
 
     /// The agent does not know the conversation any more: the next attempt begins a fresh one, whatever its daemon
     /// remembers.
     fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
         live.newest_attempt_mut().fresh_conversation = true;
         live.add_event(TimelineEventKind::ResumeFallback, None);
     }
@@ -120,7 +108,7 @@ impl Core {
         let now = turn.now.monotonic;
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
             if end.reject_code() == Some(RejectCode::WorkspaceBusy) {
-                let until = now + self.config.reject_backoff_ms;
+                let until = now + turn.config.reject_backoff_ms;
                 self.roster.wait_for_workspace(live.id(), daemon, until);
             } else {
                 self.roster.note_refusal(daemon, now);
@@ -128,12 +116,24 @@ impl Core {
         }
         size_limits::drop_oldest_refused(live.record_mut());
         let left_ms = live.queue_remaining_ms.take();
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
         if let Some(left_ms) = left_ms {
             live.timers
                 .shorten(&TimerKey::Queue, left_ms, turn.now.monotonic);
         }
     }
+}
+
+/// Counts the end and decides what follows.
+fn decide_retry(
+    live: &mut LiveTask,
+    outcome: &retry_policy::AttemptOutcome,
+    turn: &mut CoreTurn<'_>,
+) -> RetryDecision {
+    let policy = live.spec.retry.clone();
+    let jitter = turn.id_source.jitter_millionths();
+    let counters = &mut live.record_mut().counters;
+    retry_policy::decide_retry(outcome, counters, &policy, turn.config, jitter)
 }
 
 /// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor

@@ -1,4 +1,5 @@
-//! What the body of a frame means for its attempt: the event that it is, and whether it proves that the processes are gone.
+//! What the body of a frame means for its attempt: the event that it is, and whether it proves that
+//! the processes are gone.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::record::{InputKind, InputRecord, InputState, LifecyclePhase, OpenTool
 use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 
-/// None for what no attempt hears: words of a newer protocol, and words about the goal.
+/// None for what is no event of the attempt: bodies of a newer protocol, and reports about the
+/// goal.
 pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Option<MachineEvent> {
     Some(match body {
         FrameBody::Accepted => MachineEvent::Accepted,
@@ -62,7 +64,7 @@ pub(crate) fn frame_event(body: FrameBody, spec: &TaskSpec, now: WallTime) -> Op
             termination,
         },
         FrameBody::Receipt { termination } => MachineEvent::Receipt(termination),
-        // Words about the goal go another way.
+        // Reports about the goal are applied elsewhere.
         FrameBody::Goal(_) | FrameBody::Unknown => return None,
     })
 }

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::{AttemptOwners, holder_session};
 use crate::attempt::lease_end::confirm_cancel;
 use crate::attempt::machine::{EventOutcome, MachineEvent};
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::ids::{InputId, TaskId, TenantId};
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
 use crate::io::effects::{CommitDependency, DaemonMessage};
@@ -15,8 +16,10 @@ use crate::record::{
     AttemptRecord, AttemptState, CancelRecord, InputDecision, InputRecord, InputState,
     StoredAnswer, TaskRecord, TerminationReceipt, TimelineEventKind,
 };
+use crate::schedule::dispatch::attempt_ref;
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
 /// Idempotent: a task that is finished or already being canceled is answered unchanged.
 #[derive(Debug)]
@@ -30,8 +33,8 @@ pub struct CancelTask {
 #[derive(Debug)]
 pub struct CanceledTask {
     pub record: Arc<TaskRecord>,
-    /// It had ended when the request was decided, and is unchanged. Only the core can tell: it may have ended a moment
-    /// before.
+    /// It had ended when the request was decided, and is unchanged. Only the core knows: it may
+    /// have ended a moment before.
     pub already_finished: bool,
 }
 
@@ -45,11 +48,11 @@ impl Command for CancelTask {
     /// Requested here; delivered and confirmed are reported by the holder.
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<CanceledTask> {
-        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, self.task) else {
             let canceled = CanceledTask {
                 record: finished_record(&self.tenant, stored)?,
                 already_finished: true,
@@ -57,7 +60,8 @@ impl Command for CancelTask {
             return Ok(CommandReply::after_task(self.task, canceled));
         };
         if live.record().cancel.is_none() {
-            core.begin_cancel(&mut live, self.by, self.reason, turn);
+            core.attempt()
+                .begin_cancel(&mut live, self.by, self.reason, turn);
         }
         let canceled = CanceledTask {
             record: core.put_back_task(live, turn),
@@ -67,7 +71,8 @@ impl Command for CancelTask {
     }
 }
 
-/// Answers a permission request or question of a live attempt. Stored once, then sent until the daemon confirms it.
+/// Answers a permission request or question of a live attempt. Stored once, then sent until the
+/// daemon confirms it.
 #[derive(Debug)]
 pub struct AnswerInput {
     pub tenant: TenantId,
@@ -87,7 +92,7 @@ impl Command for AnswerInput {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Arc<TaskRecord>> {
@@ -99,12 +104,12 @@ impl Command for AnswerInput {
             rule: None,
             payload: self.payload,
         };
-        let Some(mut live) = core.take_task(&self.tenant, task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, task) else {
             let record = finished_record(&self.tenant, stored)?;
             check_given_answer(&record.attempts, input, &answer)?;
             return Ok(CommandReply::after_task(task, record));
         };
-        let accepted = core.accept_answer(&mut live, input, answer, turn);
+        let accepted = core.attempt().accept_answer(&mut live, input, answer, turn);
         let record = core.put_back_task(live, turn);
         accepted.map(|()| CommandReply::after_task(task, record))
     }
@@ -117,7 +122,7 @@ fn finished_record(tenant: &TenantId, stored: StoredRecords) -> Result<Arc<TaskR
     own.ok_or(Rejection::UnknownTask)
 }
 
-impl Core {
+impl AttemptOwners<'_> {
     fn begin_cancel(
         &mut self,
         live: &mut LiveTask,
@@ -145,16 +150,13 @@ impl Core {
             live.newest_attempt().state,
             AttemptState::CleaningUp { pending: Some(_) }
         );
-        self.queue.remove(live.id());
+        self.schedule.dequeue(live.id());
         self.apply_event(live, MachineEvent::CancelAsked { operator }, None, turn);
         if replaces {
             // It is being ended for another reason already; the holder learns that a person wants it, too.
             self.send_cancel(live, turn);
         }
-        let dead = self
-            .fences
-            .check_lease(live.id(), None, turn.now.monotonic)
-            .is_ok();
+        let dead = self.schedule.is_unfenced(live.id(), turn.now.monotonic);
         if dead && !live.is_newest_leased() {
             confirm_cancel(live, TerminationReceipt::NotNeeded, turn.now.wall);
         }
@@ -184,7 +186,7 @@ impl Core {
     }
 
     pub(crate) fn send_answer(&self, live: &LiveTask, input: InputId, turn: &mut CoreTurn<'_>) {
-        let Some(session) = self.session_of(live) else {
+        let Some(session) = holder_session(self.roster, live) else {
             return;
         };
         let Some(input) = live
@@ -199,30 +201,29 @@ impl Core {
             turn.send_to_session(
                 CommitDependency::Task(live.id()),
                 session,
-                self.answer_message(live, input, answer),
+                answer_message(live, input, answer),
             );
         }
     }
+}
 
-    pub(crate) fn answer_message(
-        &self,
-        live: &LiveTask,
-        input: &InputRecord,
-        answer: &StoredAnswer,
-    ) -> DaemonMessage {
-        DaemonMessage::Answer {
-            to: self.attempt_ref(live),
-            input: input.id,
-            kind: input.kind,
-            decision: answer.decision,
-            payload: Arc::clone(&answer.payload),
-            by: Arc::clone(&answer.by),
-            digest: if mutant!(AnswerUnbound) {
-                [0; 32]
-            } else {
-                input.digest
-            },
-        }
+pub(crate) fn answer_message(
+    live: &LiveTask,
+    input: &InputRecord,
+    answer: &StoredAnswer,
+) -> DaemonMessage {
+    DaemonMessage::Answer {
+        to: attempt_ref(live),
+        input: input.id,
+        kind: input.kind,
+        decision: answer.decision,
+        payload: Arc::clone(&answer.payload),
+        by: Arc::clone(&answer.by),
+        digest: if mutant!(AnswerUnbound) {
+            [0; 32]
+        } else {
+            input.digest
+        },
     }
 }
 

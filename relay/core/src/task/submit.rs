@@ -2,23 +2,25 @@
 
 use std::sync::Arc;
 
-use crate::attempt::timers::{TimerFact, TimerSet};
-use crate::core_state::{Core, CoreTurn};
-use crate::ids::{AttemptId, TaskId};
+use crate::attempt::timers::TimerSet;
+use crate::core_state::CoreOwners;
+use crate::ids::TaskId;
 use crate::io::command::{Command, CommandOutcome, CommandReply};
 use crate::io::effects::RecordChange;
-use crate::io::rejection::{ExceededBound, Rejection};
+use crate::io::rejection::Rejection;
 use crate::io::stored_lookup::{
     PriorSubmission, StoredLookup, StoredNeeds, StoredRecords, UnreadableRecord,
 };
 use crate::record::{
-    AttemptRecord, EndState, IdempotencyRecord, RetryCounters, TaskRecord, TaskState, TaskTimeline,
-    TimelineEventKind, TraceIds,
+    IdempotencyRecord, RetryCounters, TaskRecord, TaskState, TaskTimeline, TimelineEventKind,
+    TraceIds,
 };
+use crate::schedule::Schedule;
 use crate::task::live_task::LiveTask;
-use crate::task::size_limits;
+use crate::task::live_tasks::LiveTasks;
 use crate::task::spec::{DispatchPolicy, TaskSpec};
 use crate::time::{IdSource, WallTime};
+use crate::turn::CoreTurn;
 
 /// One task per idempotency key.
 #[derive(Debug)]
@@ -46,15 +48,16 @@ impl Command for SubmitTask {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<SubmittedTask> {
-        if let Some(prior) = core.find_prior_submission(&self.spec, stored.prior_submission)? {
-            return core.answer_repeated_submit(&self, &prior);
+        let stored = stored.prior_submission;
+        if let Some(prior) = find_prior_submission(core.tasks, &self.spec, stored)? {
+            return answer_repeated_submit(core.tasks, &self, &prior);
         }
-        core.admit_task(&self.spec)?;
-        let live = core.open_task(&self, turn);
+        admit_task(core, &self.spec, turn)?;
+        let live = open_task(core.tasks, core.schedule, &self, turn);
         let record = core.put_back_task(live, turn);
         let submitted = SubmittedTask {
             record,
@@ -64,162 +67,86 @@ impl Command for SubmitTask {
     }
 }
 
-impl Core {
-    /// A new task with its first attempt in line. It was admitted.
-    pub(crate) fn open_task(
-        &mut self,
-        submit: &SubmitTask,
-        turn: &mut CoreTurn<'_>,
-    ) -> Box<LiveTask> {
-        let spec = Arc::clone(&submit.spec);
-        turn.push_change(RecordChange::PutSpec {
+/// A new task with its first attempt in line. It was admitted.
+pub(crate) fn open_task(
+    tasks: &mut LiveTasks,
+    schedule: &mut Schedule,
+    submit: &SubmitTask,
+    turn: &mut CoreTurn<'_>,
+) -> Box<LiveTask> {
+    let spec = Arc::clone(&submit.spec);
+    turn.push_change(RecordChange::PutSpec {
+        task: submit.task,
+        spec: Arc::clone(&spec),
+    });
+    if let Some(key) = &spec.idempotency_key {
+        let record = IdempotencyRecord {
             task: submit.task,
-            spec: Arc::clone(&spec),
+            digest: submit.digest,
+        };
+        tasks.insert_idempotency(spec.tenant.clone(), key.clone(), record.clone());
+        turn.push_change(RecordChange::PutIdempotency {
+            tenant: spec.tenant.clone(),
+            key: key.clone(),
+            record,
         });
-        if let Some(key) = &spec.idempotency_key {
-            let record = IdempotencyRecord {
-                task: submit.task,
-                digest: submit.digest,
-            };
-            self.idempotency_keys
-                .insert((spec.tenant.clone(), key.clone()), record.clone());
-            turn.push_change(RecordChange::PutIdempotency {
-                tenant: spec.tenant.clone(),
-                key: key.clone(),
-                record,
-            });
-        }
-        let record = new_task_record(submit.task, &spec, turn.now.wall, turn.id_source);
-        let mut live = Box::new(LiveTask::new(spec, Arc::new(record), TimerSet::default()));
-        live.add_event(TimelineEventKind::Submitted, None);
-        self.queue_attempt(&mut live, false, turn);
-        live
     }
-
-    /// What is known of this key: the core has the keys of live tasks, the store those of finished ones. A record that
-    /// cannot be read may belong to a task: a second one must not be made.
-    pub(crate) fn find_prior_submission(
-        &self,
-        spec: &TaskSpec,
-        stored: StoredLookup<PriorSubmission>,
-    ) -> Result<Option<PriorSubmission>, Rejection> {
-        let key = spec.idempotency_key.as_ref();
-        let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
-            return Ok(None);
-        };
-        if let Some(known) = self
-            .idempotency_keys
-            .get(&(spec.tenant.clone(), key.clone()))
-        {
-            return Ok(Some(PriorSubmission {
-                task: known.task,
-                digest: known.digest,
-                finished: None,
-            }));
-        }
-        stored.map_err(|UnreadableRecord| Rejection::Unreadable)
-    }
-
-    fn answer_repeated_submit(
-        &self,
-        submit: &SubmitTask,
-        prior: &PriorSubmission,
-    ) -> CommandOutcome<SubmittedTask> {
-        if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
-            return Err(Rejection::IdempotencyConflict);
-        }
-        let live = self.tasks.get(&prior.task).map(|live| live.shared_record());
-        let record = live.or_else(|| prior.finished.clone());
-        let submitted = SubmittedTask {
-            record: record.ok_or(Rejection::UnknownTask)?,
-            created: false,
-        };
-        Ok(CommandReply::after_task(prior.task, submitted))
-    }
-
-    pub(crate) fn admit_task(&self, spec: &TaskSpec) -> Result<(), Rejection> {
-        self.check_open_limits(spec)?;
-        match spec.dispatch_policy {
-            DispatchPolicy::Queue => Ok(()),
-            DispatchPolicy::FailFast if self.could_place(spec) => Ok(()),
-            DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
-        }
-    }
-
-    /// The bounds on open tasks, for whatever opens one.
-    pub(crate) fn check_open_limits(&self, spec: &TaskSpec) -> Result<(), Rejection> {
-        if self.tasks.len() >= self.config.max_open_tasks && !mutant!(BoundIgnored) {
-            return Err(Rejection::QueueFull(ExceededBound::Tasks));
-        }
-        self.open_limits.check_room_for_task(spec, &self.config)?;
-        if self.open_limits.open_count_of(&spec.tenant) >= self.config.max_open_tasks_per_tenant {
-            return Err(Rejection::TenantQueueFull(ExceededBound::Tasks));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn queue_attempt(
-        &mut self,
-        live: &mut LiveTask,
-        asked: bool,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let id = AttemptId(turn.id_source.new_id());
-        self.queue_attempt_as(id, live, asked, turn);
-    }
-
-    /// Attempt N+1, queued. The one place that makes attempts; the id is new, which is what fences the old one.
-    pub(crate) fn queue_attempt_as(
-        &mut self,
-        id: AttemptId,
-        live: &mut LiveTask,
-        asked: bool,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let previous = live
-            .record()
-            .newest_attempt()
-            .map(|newest| (newest.id, newest.number));
-        let reused = previous.filter(|_| mutant!(AttemptIdReused));
-        let id = reused.map_or(id, |(earlier, _)| earlier);
-        let number = previous.map_or(1, |(_, number)| number + 1);
-        let mut attempt =
-            AttemptRecord::queued(id, number, span_id(turn.id_source.new_id()), turn.now.wall);
-        attempt.previous = previous.map(|(id, _)| id);
-        attempt.requested_by_person = asked;
-        attempt.fresh_conversation = live
-            .record()
-            .newest_attempt()
-            .is_some_and(needs_fresh_conversation);
-        let record = live.record_mut();
-        if let Some(last) = record.attempts.last_mut() {
-            last.successor = Some(id);
-            // What a person had to say holds until somebody says something else.
-            attempt.resume = last.resume.take();
-            size_limits::trim_earlier_attempt(last);
-        }
-        record.attempts.push(attempt);
-        record.retry = None;
-        record.attention = None;
-        live.retry_at = None;
-        live.ackable_seq = 0;
-        live.timers = TimerSet::default();
-        let limits = LiveTask::timer_limits(&live.spec, &self.config);
-        live.timers
-            .on_fact(&TimerFact::Queued, turn.now.monotonic, &limits);
-        if self.is_queue_timer_paused(live) {
-            live.timers
-                .on_fact(&TimerFact::Paused, turn.now.monotonic, &limits);
-        }
-        live.add_event(TimelineEventKind::Queued, None);
-        self.enqueue_task(live);
-    }
+    let record = new_task_record(submit.task, &spec, turn.now.wall, turn.id_source);
+    let mut live = Box::new(LiveTask::new(spec, Arc::new(record), TimerSet::default()));
+    live.add_event(TimelineEventKind::Submitted, None);
+    schedule.queue_attempt(&mut live, false, turn);
+    live
 }
 
-/// What was given back without a try is still to be begun anew.
-fn needs_fresh_conversation(last: &AttemptRecord) -> bool {
-    let end = last.state.end();
-    last.fresh_conversation && end.is_some_and(|end| end.state == EndState::Released)
+/// What is known of this key: the core has the keys of live tasks, the store those of finished
+/// ones. A record that cannot be read may belong to a task: a second one must not be made.
+pub(crate) fn find_prior_submission(
+    tasks: &LiveTasks,
+    spec: &TaskSpec,
+    stored: StoredLookup<PriorSubmission>,
+) -> Result<Option<PriorSubmission>, Rejection> {
+    let key = spec.idempotency_key.as_ref();
+    let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
+        return Ok(None);
+    };
+    if let Some(known) = tasks.idempotency(&spec.tenant, key) {
+        return Ok(Some(PriorSubmission {
+            task: known.task,
+            digest: known.digest,
+            finished: None,
+        }));
+    }
+    stored.map_err(|UnreadableRecord| Rejection::Unreadable)
+}
+
+fn answer_repeated_submit(
+    tasks: &LiveTasks,
+    submit: &SubmitTask,
+    prior: &PriorSubmission,
+) -> CommandOutcome<SubmittedTask> {
+    if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
+        return Err(Rejection::IdempotencyConflict);
+    }
+    let live = tasks.get(prior.task).map(LiveTask::shared_record);
+    let record = live.or_else(|| prior.finished.clone());
+    let submitted = SubmittedTask {
+        record: record.ok_or(Rejection::UnknownTask)?,
+        created: false,
+    };
+    Ok(CommandReply::after_task(prior.task, submitted))
+}
+
+pub(crate) fn admit_task(
+    core: &CoreOwners<'_>,
+    spec: &TaskSpec,
+    turn: &CoreTurn<'_>,
+) -> Result<(), Rejection> {
+    core.tasks.check_open_limits(spec, turn.config)?;
+    match spec.dispatch_policy {
+        DispatchPolicy::Queue => Ok(()),
+        DispatchPolicy::FailFast if core.schedule.could_place(core.fleet.roster(), spec) => Ok(()),
+        DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
+    }
 }
 
 fn new_task_record(
@@ -270,7 +197,7 @@ fn trace_ids(spec: &TaskSpec, mint: &mut dyn IdSource) -> TraceIds {
 }
 
 /// The second half of a fresh id: that is where its randomness is.
-fn span_id(id: uuid::Uuid) -> [u8; 8] {
+pub(crate) fn span_id(id: uuid::Uuid) -> [u8; 8] {
     (id.as_u64_pair().1 | 1).to_be_bytes()
 }
 

@@ -1,20 +1,7 @@
 //! Promise 6, so that it can be asked after every step: nothing waits for ever.
 
-use crate::core_state::Core;
-use crate::ids::TaskId;
 use crate::record::AttemptState;
 use crate::task::live_task::LiveTask;
-
-impl Core {
-    /// A task that nothing will ever look at again, though no person is asked to; there must be none.
-    pub fn find_untimed_task(&self) -> Option<TaskId> {
-        let looked_at =
-            |live: &LiveTask| live.next_due().is_none() || self.deadlines.has(live.id());
-        let mut tasks = self.tasks.values();
-        let forgotten = tasks.find(|live| !has_timer_or_waits_for_person(live) || !looked_at(live));
-        forgotten.map(|live| live.id())
-    }
-}
 
 /// Promise 6: whatever can still move on its own has a timer; only parked and paused work has none.
 pub(crate) fn has_timer_or_waits_for_person(live: &LiveTask) -> bool {

@@ -227,7 +227,8 @@ impl Api {
         self.current_task_message(&record).await
     }
 
-    /// `goal_update_of` is the caller of a goal update, which waits its turn; what ends the attempt waits for nothing.
+    /// `goal_update_of` is the caller of a goal update, which waits its turn; what ends the attempt
+    /// waits for nothing.
     async fn call_with_lease<V: AgentVerb>(
         &self,
         who: &Principal,

@@ -200,7 +200,7 @@ fn granted(world: &mut CoreHarness, way: u8, call: u8) -> Result<AgentLeaseHandl
             let parked = world.parked();
             let task = parked.first().copied();
             // It is listed no longer once it was picked up; whoever asks again knows its id.
-            let task = task.unwrap_or_else(|| *world.core.tasks.keys().next().unwrap());
+            let task = task.unwrap_or_else(|| world.core.tasks().iter().next().unwrap().id());
             world.pick_up(&agent(1), task, None)
         }
     };

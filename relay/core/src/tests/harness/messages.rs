@@ -12,7 +12,7 @@ use crate::io::effects::{
 use crate::io::rejection::Rejection;
 use crate::io::session_input::{
     ActiveAttempt, ActiveAttemptState, AttemptFrame, DaemonHello, FrameBody, HeartbeatMessage,
-    SessionInput,
+    LeaseExtension, SessionInput,
 };
 use crate::io::stored_lookup::TaskLookup;
 use crate::record::LifecyclePhase;
@@ -60,7 +60,7 @@ impl CoreHarness {
 
     /// Its first heartbeat, as soon as it has read Welcome; what is answered is not of interest.
     pub(in crate::tests) fn send_first_heartbeat(&mut self, machine: &TestDaemon) {
-        let known = self.core.roster.get(machine.daemon);
+        let known = self.core.fleet().roster().get(machine.daemon);
         let heartbeat = HeartbeatMessage {
             seq: 0,
             received_ack_seq: None,
@@ -199,12 +199,12 @@ impl CoreHarness {
         let attempts = works
             .iter()
             .map(|work| (work.frame_ref.attempt, work.token.clone()));
-        self.send_input(SessionInput::ExtendLeases {
+        self.send_input(SessionInput::ExtendLeases(LeaseExtension {
             session: machine.session,
             request: 1,
             attempts: attempts.collect(),
             granted_ms,
-        });
+        }));
         let told = self
             .take_messages(machine)
             .into_iter()

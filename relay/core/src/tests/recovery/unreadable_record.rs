@@ -52,7 +52,7 @@ fn a_fence_that_cannot_be_read_stands_for_the_longest_there_is() {
     let held = world.store.scheduler.clone();
     world.restart();
     assert_eq!(world.store.scheduler.suspensions, held.suspensions);
-    let longest_ms = world.core.config.longest_grant_ms();
+    let longest_ms = world.core.config().longest_grant_ms();
     world.pass(longest_ms);
     assert_eq!(world.store.scheduler.active_suspension(), None);
 }
