@@ -4,35 +4,36 @@
 //! decided in the folder of its subject. A task is removed from the map while it is changed and
 //! put back together with its record changes, so no other code sees a half-changed task.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::attempt::fences::Fences;
-use crate::attempt::timers::DeadlineIndex;
+use crate::attempt::attempt_owners::AttemptOwners;
+use crate::attempt::lease_index::LeaseIndex;
+use crate::attempt::machine::MachineEvent;
 use crate::config::Config;
-use crate::fleet::daemon_registry::DaemonRegistry;
-use crate::fleet::roster::DaemonRoster;
-use crate::goal::parked_tasks::ParkedTasks;
-use crate::ids::{AttemptId, SessionId, TaskId, TenantId, TokenId};
+use crate::fleet::Fleet;
+use crate::fleet::frame::{handle_activity, handle_frame, load_frame_records};
+use crate::fleet::heartbeat::{credit_stall, extend_leases, handle_heartbeat};
+use crate::fleet::session::{delivery_failed, look_up_ended_tasks, open_session};
+use crate::ids::{AttemptId, TaskId, TenantId};
 use crate::io::command::CoreInput;
-use crate::io::effects::{
-    CommitDependency, DaemonMessage, Delivery, Effects, GatedDelivery, RecordChange,
-};
+use crate::io::effects::Effects;
 use crate::io::session_input::SessionInput;
 use crate::io::stored_lookup::StoredTasks;
 use crate::operator::rate_limit::OperatorRateLimit;
 use crate::record::{
-    AttemptState, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord,
-    IdempotencyRecord, PausesRecord, SchedulerRecord, TaskRecord, TimelineEvent,
+    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenDaemonsRecord, IdempotencyRecord,
+    PausesRecord, SchedulerRecord, TaskRecord,
 };
+use crate::recovery::boot::{earlier_uptime_ms, restore};
 use crate::recovery::damage::RecordDamage;
-use crate::schedule::conversation::ConversationAffinity;
-use crate::schedule::open_task_limits::OpenTaskLimits;
-use crate::schedule::queue::TaskQueue;
-use crate::task::live_task::{AttemptContext, LiveTask};
+use crate::schedule::Schedule;
+use crate::schedule::dispatch::place_queued_tasks;
+use crate::task::live_task::LiveTask;
+use crate::task::live_tasks::{LiveTasks, put_back_task};
 use crate::task::spec::TaskSpec;
-use crate::task::timer_invariant::has_timer_or_waits_for_person;
-use crate::time::{ClockReading, IdSource, MonotonicTime, WallTime};
+use crate::tick::{tick, write_uptime};
+use crate::time::{ClockReading, IdSource, MonotonicTime};
+use crate::turn::CoreTurn;
 
 /// All durable state that a boot needs. Finished tasks stay in the store.
 #[derive(Debug, Default)]
@@ -54,88 +55,95 @@ pub struct RecoveredState {
 /// ordered, so that a replay gives the same result.
 #[derive(Debug)]
 pub struct Core {
-    pub(crate) config: Config,
-    pub(crate) tasks: HashMap<TaskId, Box<LiveTask>>,
-    /// The task of each leased attempt.
-    pub(crate) leased_attempts: HashMap<AttemptId, TaskId>,
-    /// Leased attempts held by agents, by the credential of the agent.
-    pub(crate) agent_leases: BTreeMap<(TokenId, AttemptId), TaskId>,
-    pub(crate) idempotency_keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
-    pub(crate) open_limits: OpenTaskLimits,
-    pub(crate) queue: TaskQueue,
-    pub(crate) roster: DaemonRoster,
-    pub(crate) fences: Fences,
-    pub(crate) affinity: ConversationAffinity,
-    pub(crate) parked_tasks: ParkedTasks,
-    pub(crate) deadlines: DeadlineIndex<TaskId>,
-    pub(crate) daemon_registry: DaemonRegistry,
-    pub(crate) scheduler: SchedulerRecord,
-    pub(crate) pauses: PausesRecord,
-    pub(crate) forgotten_daemons: ForgottenDaemonsRecord,
-    pub(crate) daemon_changes: DaemonChangesRecord,
-    /// Limits how often operators may force changes.
-    pub(crate) operator_limit: OperatorRateLimit,
-    /// New leases are suspended; existing ones continue.
-    pub(crate) dispatch_suspended: bool,
-    /// When this run began, and the uptime of all earlier runs.
-    pub(crate) started_at: MonotonicTime,
-    pub(crate) earlier_uptime_ms: u64,
-    pub(crate) uptime_written_at: MonotonicTime,
-    pub(crate) last_turn_at: MonotonicTime,
+    config: Config,
+    tasks: LiveTasks,
+    leases: LeaseIndex,
+    fleet: Fleet,
+    schedule: Schedule,
+    operators: OperatorRateLimit,
+    /// When this run began, and the uptime that earlier runs had.
+    started_at: MonotonicTime,
+    earlier_uptime_ms: u64,
+    last_turn_at: MonotonicTime,
 }
 
-/// The context of one turn: its time, its id source and the effects collected so far.
-#[expect(missing_debug_implementations, reason = "lives for one turn only")]
-pub struct CoreTurn<'a> {
-    pub(crate) now: ClockReading,
-    pub(crate) id_source: &'a mut dyn IdSource,
-    pub(crate) effects: Effects,
+/// The owners, for one command or one message of a session. What is decided about one attempt gets
+/// `AttemptOwners` instead.
+#[derive(Debug)]
+pub struct CoreOwners<'a> {
+    pub(crate) tasks: &'a mut LiveTasks,
+    pub(crate) leases: &'a mut LeaseIndex,
+    pub(crate) fleet: &'a mut Fleet,
+    pub(crate) schedule: &'a mut Schedule,
+    pub(crate) operators: &'a mut OperatorRateLimit,
 }
 
-impl CoreTurn<'_> {
-    pub(crate) fn push_delivery(&mut self, after: CommitDependency, send: Delivery) {
-        self.effects.deliveries.push(GatedDelivery {
-            depends_on: after,
-            delivery: send,
-        });
-    }
-
-    pub(crate) fn send_to_session(
-        &mut self,
-        after: CommitDependency,
-        session: SessionId,
-        message: DaemonMessage,
-    ) {
-        self.push_delivery(after, Delivery::ToSession { session, message });
-    }
-
-    pub(crate) fn push_change(&mut self, write: RecordChange) {
-        self.effects.changes.push(write);
-    }
-
-    fn publish_events(
-        &mut self,
-        record: Arc<TaskRecord>,
-        spec: Arc<TaskSpec>,
-        events: Vec<Arc<TimelineEvent>>,
-    ) {
-        if !events.is_empty() {
-            let after = CommitDependency::Task(record.task);
-            self.push_delivery(
-                after.unless_broken(mutant!(PublishBeforePersist)),
-                Delivery::Published {
-                    record,
-                    spec,
-                    events,
-                },
-            );
+impl CoreOwners<'_> {
+    pub(crate) fn attempt(&mut self) -> AttemptOwners<'_> {
+        AttemptOwners {
+            leases: self.leases,
+            roster: self.fleet.roster_mut(),
+            schedule: self.schedule,
         }
+    }
+
+    pub(crate) fn put_back_task(
+        &mut self,
+        live: Box<LiveTask>,
+        turn: &mut CoreTurn<'_>,
+    ) -> Arc<TaskRecord> {
+        let roster = self.fleet.roster_mut();
+        put_back_task(self.tasks, roster, self.schedule, live, turn)
+    }
+
+    /// Applies an event to a leased attempt, whatever its task.
+    pub(crate) fn apply_to_attempt(
+        &mut self,
+        attempt: AttemptId,
+        event: MachineEvent,
+        turn: &mut CoreTurn<'_>,
+    ) {
+        let task = self.leases.task_of(attempt);
+        let Some(mut live) = task.and_then(|task| self.tasks.take_any(task)) else {
+            return;
+        };
+        if live.newest_attempt().id == attempt {
+            self.attempt().apply_event(&mut live, event, None, turn);
+        }
+        self.put_back_task(live, turn);
     }
 }
 
 impl Core {
     /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
     /// Finished tasks that the input names are read from `store`.
+    pub fn recover(
+        recovered: RecoveredState,
+        config: Config,
+        now: ClockReading,
+        id_source: &mut dyn IdSource,
+    ) -> (Core, Effects) {
+        let (scheduler, pauses) = (recovered.scheduler.clone(), recovered.pauses.clone());
+        let forgotten = recovered.forgotten.clone();
+        let mut core = Core {
+            tasks: LiveTasks::default(),
+            leases: LeaseIndex::default(),
+            fleet: Fleet::new(&config, forgotten, recovered.daemon_changes.clone()),
+            schedule: Schedule::new(scheduler, pauses, now.monotonic),
+            operators: OperatorRateLimit::default(),
+            started_at: now.monotonic,
+            earlier_uptime_ms: earlier_uptime_ms(&recovered),
+            last_turn_at: now.monotonic,
+            config,
+        };
+        let (mut owners, mut turn) = core.begin_turn(now, id_source);
+        restore(&mut owners, recovered, &mut turn);
+        let effects = turn.effects;
+        (core, effects)
+    }
+
+    /// Decides one input. `now` never goes back; the shell reads both clocks once per input. What
+    /// the input names and the core does not hold is read from `store`.
     pub fn handle(
         &mut self,
         input: CoreInput,
@@ -143,42 +151,57 @@ impl Core {
         now: ClockReading,
         id_source: &mut dyn IdSource,
     ) -> Effects {
-        let mut turn = CoreTurn {
-            now,
-            id_source,
-            effects: Effects::default(),
-        };
-        self.credit_stall(&mut turn);
+        let last_turn_at = std::mem::replace(&mut self.last_turn_at, now.monotonic);
+        let (mut owners, mut turn) = self.begin_turn(now, id_source);
+        credit_stall(&mut owners, last_turn_at, &mut turn);
         match input {
             CoreInput::Command(command) => {
                 let needs = command.stored_needs();
-                let stored = needs.load(|task| self.is_live(task), store);
-                let reply = command.run(self, stored, &mut turn);
+                let stored = needs.load(|task| owners.tasks.is_live(task), store);
+                let reply = command.run(&mut owners, stored, &mut turn);
                 turn.effects.deliveries.push(reply);
             }
-            CoreInput::Session(input) => self.handle_session_input(input, store, &mut turn),
-            CoreInput::SuspendDispatch { suspended } => self.dispatch_suspended = suspended,
-            CoreInput::Tick => self.tick(&mut turn),
+            CoreInput::Session(input) => {
+                handle_session_input(&mut owners, input, store, &mut turn);
+            }
+            CoreInput::SuspendDispatch { suspended } => owners.schedule.suspend_dispatch(suspended),
+            CoreInput::Tick => tick(&mut owners, &mut turn),
         }
-        self.place_queued_tasks(&mut turn);
-        self.write_uptime(&mut turn);
-        self.last_turn_at = now.monotonic;
+        place_queued_tasks(&mut owners, &mut turn);
+        if !owners.tasks.is_empty() {
+            write_uptime(owners.schedule, &mut turn);
+        }
         turn.effects
     }
 
-    /// When the shell must send the next `CoreInput::Tick`.
+    pub(crate) fn begin_turn<'a>(
+        &'a mut self,
+        now: ClockReading,
+        id_source: &'a mut dyn IdSource,
+    ) -> (CoreOwners<'a>, CoreTurn<'a>) {
+        let run_ms = now.monotonic.since(self.started_at);
+        let uptime_ms = self.earlier_uptime_ms.saturating_add(run_ms);
+        let turn = CoreTurn::new(now, uptime_ms, &self.config, id_source);
+        let owners = CoreOwners {
+            tasks: &mut self.tasks,
+            leases: &mut self.leases,
+            fleet: &mut self.fleet,
+            schedule: &mut self.schedule,
+            operators: &mut self.operators,
+        };
+        (owners, turn)
+    }
+
+    /// When `CoreInput::Tick` is wanted next.
     pub fn next_deadline(&self) -> Option<MonotonicTime> {
-        // While attempts are leased, turns must be frequent: a stall is detected by the gap
-        // between two turns.
-        let beat = (!self.leased_attempts.is_empty())
-            .then(|| self.last_turn_at + self.config.stall_ms / 2);
-        let uptime =
-            (!self.tasks.is_empty()).then(|| self.uptime_written_at + self.config.budget_write_ms);
+        // A short interval while anything is leased: only so does a stall differ from an idle hour.
+        let beat = (!self.leases.is_empty()).then(|| self.last_turn_at + self.config.stall_ms / 2);
+        let written_at = self.schedule.scheduler_written_at();
+        let uptime = (!self.tasks.is_empty()).then(|| written_at + self.config.budget_write_ms);
         let sources = [
-            self.deadlines.next_due_at(),
-            self.fences.next_end_at(),
-            self.queue.next_requeue_at(),
-            self.roster.next_change_at(),
+            self.tasks.next_due_at(),
+            self.schedule.next_change_at(),
+            self.fleet.roster().next_change_at(),
             beat,
             uptime,
         ];
@@ -187,7 +210,7 @@ impl Core {
 
     /// Whether the task is not finished.
     pub fn is_live(&self, task: TaskId) -> bool {
-        self.tasks.contains_key(&task)
+        self.tasks.is_live(task)
     }
 
     pub fn config(&self) -> &Config {
@@ -199,143 +222,51 @@ impl Core {
         self.tasks.len()
     }
 
-    fn handle_session_input(
-        &mut self,
-        input: SessionInput,
-        store: &dyn StoredTasks,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        match input {
-            SessionInput::Opened { session, mut hello } => {
-                self.look_up_ended_tasks(&mut hello, store);
-                self.open_session(session, *hello, turn);
-            }
-            SessionInput::Closed { session } => self.session_ended(session, turn),
-            SessionInput::Heartbeat { session, heartbeat } => {
-                self.handle_heartbeat(session, heartbeat, turn);
-            }
-            SessionInput::Frame(frame) => {
-                let stored = self.load_frame_records(&frame, store);
-                self.handle_frame(*frame, stored, turn);
-            }
-            SessionInput::Activity(activity) => self.handle_activity(activity, turn),
-            SessionInput::ExtendLeases {
-                session,
-                request,
-                attempts,
-                granted_ms,
-            } => self.extend_leases(session, request, attempts, granted_ms, turn),
-            SessionInput::DeliveryFailed { session, attempt } => {
-                self.delivery_failed(session, attempt, turn);
-            }
-        }
+    /// For checks: a task that no timer will ever reach and that waits for no person; there must be
+    /// none.
+    pub fn find_untimed_task(&self) -> Option<TaskId> {
+        self.tasks.find_untimed()
     }
 
-    /// Removes a live task of this tenant from the map so that it can be changed. A task of
-    /// another tenant counts as unknown.
-    pub(crate) fn take_task(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<LiveTask>> {
-        if self.tasks.get(&task)?.record().tenant != *tenant && !mutant!(TenantIgnored) {
-            return None;
-        }
-        self.tasks.remove(&task)
+    #[cfg(test)]
+    pub(crate) fn tasks(&self) -> &LiveTasks {
+        &self.tasks
     }
 
-    /// Puts a changed task back: writes and publishes the change, then arms the next deadline,
-    /// or removes the task if it has ended.
-    pub(crate) fn put_back_task(
-        &mut self,
-        mut live: Box<LiveTask>,
-        turn: &mut CoreTurn<'_>,
-    ) -> Arc<TaskRecord> {
-        let change = live.finish_change(turn.now, self.budget_clock_ms(&live, turn.now));
-        let ended = live.record().state.is_terminal();
-        if let Some(change) = change {
-            let record = Arc::clone(&change.record);
-            turn.push_change(match (ended, live.take_reopened()) {
-                (true, _) => RecordChange::PutDone(record),
-                (false, true) => RecordChange::Reopen(record),
-                (false, false) => RecordChange::PutLive(record),
-            });
-            turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
-        }
-        let record = live.shared_record();
-        self.parked_tasks.update_task(&record);
-        if ended {
-            self.remove_ended_task(&live);
-            return record;
-        }
-        let inherited = self.scheduler.suspension_of(live.id()).is_some();
-        self.open_limits.update_task(&live.spec, &record, inherited);
-        debug_assert!(
-            has_timer_or_waits_for_person(&live),
-            "task has no timer and waits for no person: {:?}",
-            live.record()
-        );
-        match live.next_due() {
-            Some(at) => self.deadlines.arm(live.id(), at),
-            None => self.deadlines.disarm(live.id()),
-        }
-        self.tasks.insert(live.id(), live);
-        record
+    #[cfg(test)]
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
     }
 
-    /// Writes a finished task that changed after its end (late evidence or an adopted result).
-    pub(crate) fn store_finished_task(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
-        if let Some(change) = live.finish_change(turn.now, self.uptime_ms(turn.now)) {
-            turn.push_change(RecordChange::PutDone(Arc::clone(&change.record)));
-            if !mutant!(LateWordUnpublished) {
-                turn.publish_events(change.record, Arc::clone(&live.spec), change.events);
-            }
+    /// For checks: whether the counts that are kept are those of the live tasks.
+    pub fn counts_are_true(&self) -> bool {
+        self.tasks.counts_are_true(&self.schedule)
+    }
+}
+
+fn handle_session_input(
+    core: &mut CoreOwners<'_>,
+    input: SessionInput,
+    store: &dyn StoredTasks,
+    turn: &mut CoreTurn<'_>,
+) {
+    match input {
+        SessionInput::Opened { session, mut hello } => {
+            look_up_ended_tasks(core.tasks, &mut hello, store);
+            open_session(core, session, *hello, turn);
         }
-    }
-
-    fn remove_ended_task(&mut self, live: &LiveTask) {
-        let task = live.id();
-        self.deadlines.disarm(task);
-        self.roster.forget_task(task);
-        self.queue.remove(task);
-        self.parked_tasks.remove_task(&live.spec.tenant, task);
-        if let Some(key) = &live.spec.idempotency_key {
-            self.idempotency_keys
-                .remove(&(live.spec.tenant.clone(), key.clone()));
+        SessionInput::Closed { session } => core.fleet.session_ended(session, turn),
+        SessionInput::Heartbeat { session, heartbeat } => {
+            handle_heartbeat(core, session, heartbeat, turn);
         }
-        self.open_limits.remove(&live.spec.tenant, task);
-    }
-
-    pub(crate) fn attempt_context(
-        &self,
-        live: &LiveTask,
-        now: ClockReading,
-        observed: Option<WallTime>,
-    ) -> AttemptContext<'_> {
-        AttemptContext {
-            config: &self.config,
-            connected: self.session_of(live).is_some(),
-            now,
-            uptime_ms: self.uptime_ms(now),
-            observed,
+        SessionInput::Frame(frame) => {
+            let stored = load_frame_records(core, &frame, store);
+            handle_frame(core, *frame, stored, turn);
         }
-    }
-
-    /// The session of the daemon that holds the newest attempt.
-    pub(crate) fn session_of(&self, live: &LiveTask) -> Option<SessionId> {
-        let holder = live.newest_attempt().daemon_holder()?;
-        self.roster.session_of(holder.daemon)
-    }
-
-    pub(crate) fn uptime_ms(&self, now: ClockReading) -> u64 {
-        self.earlier_uptime_ms
-            .saturating_add(now.monotonic.since(self.started_at))
-    }
-
-    /// The clock against which the budgets of a task are stored. A queued attempt has only its
-    /// queue timer, which stops during a pause.
-    fn budget_clock_ms(&self, live: &LiveTask, now: ClockReading) -> u64 {
-        let uptime_ms = self.uptime_ms(now);
-        if live.newest_attempt().state == AttemptState::Queued {
-            self.queue_clock_of(&live.spec.tenant, live.id(), uptime_ms)
-        } else {
-            uptime_ms
+        SessionInput::Activity(activity) => handle_activity(core, activity, turn),
+        SessionInput::ExtendLeases(extension) => extend_leases(core, extension, turn),
+        SessionInput::DeliveryFailed { session, attempt } => {
+            delivery_failed(core, session, attempt, turn);
         }
     }
 }

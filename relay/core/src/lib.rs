@@ -23,6 +23,7 @@ pub mod schedule;
 pub mod task;
 mod tick;
 pub mod time;
+mod turn;
 
 #[cfg(test)]
 mod samples;

@@ -2,7 +2,7 @@
 //! and forwarded.
 
 use baton_core::io::session_input::{
-    AttemptFrame, FrameBody, FrameRef, HeartbeatMessage, SessionInput,
+    AttemptFrame, FrameBody, FrameRef, HeartbeatMessage, LeaseExtension, SessionInput,
 };
 use baton_core::record::WorkspaceReport;
 use baton_proto::v1;
@@ -58,12 +58,12 @@ impl DaemonSession {
     }
 
     async fn handle_lease_extension(&mut self, sent: &v1::HoldRequest) -> Result<(), SessionEnd> {
-        self.forward(SessionInput::ExtendLeases {
+        self.forward(SessionInput::ExtendLeases(LeaseExtension {
             session: self.id,
             request: sent.seq,
             attempts: renewals(&sent.attempts),
             granted_ms: sent.hold_ms.min(LEASE_EXTENSION_MS_MAX),
-        })
+        }))
         .await
     }
 

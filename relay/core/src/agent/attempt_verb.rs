@@ -5,8 +5,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::EventOutcome;
-use crate::core_state::{Core, CoreTurn};
 use crate::fleet::frame::record_unmet_contract;
 use crate::fleet::frame_event::frame_event;
 use crate::goal::hand_off::{GoalOutcome, ParkRequest};
@@ -23,6 +23,7 @@ use crate::record::{
 };
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
 pub trait AgentVerb: fmt::Debug + Send + 'static {
     type Done: fmt::Debug + Send + 'static;
@@ -35,7 +36,7 @@ pub trait AgentVerb: fmt::Debug + Send + 'static {
     /// Checks the call's own rule and applies its effects. The caller holds the lease.
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
@@ -66,13 +67,13 @@ impl AgentVerb for ReportAttemptProgress {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         _agent: &AgentPrincipal,
         progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<ProgressRecord>, Rejection> {
-        core.report_progress(live, self.0, progress, None, turn)
+        owners.report_progress(live, self.0, progress, None, turn)
     }
 }
 
@@ -88,13 +89,13 @@ impl AgentVerb for WriteAttemptCheckpoint {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         _agent: &AgentPrincipal,
         progress: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<CheckpointRecord>, Rejection> {
-        core.report_checkpoint(live, self.0, progress, None, turn)
+        owners.report_checkpoint(live, self.0, progress, None, turn)
     }
 
     fn checkpoint_number(done: &Arc<CheckpointRecord>) -> Option<u64> {
@@ -115,7 +116,7 @@ impl AgentVerb for BlockAttempt {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
@@ -125,7 +126,7 @@ impl AgentVerb for BlockAttempt {
             termination: Some(stopped_termination()),
             ..ParkRequest::from_block(self.0, Arc::clone(&agent.name), None)
         };
-        core.park_attempt(live, park, progress, turn)
+        owners.park_attempt(live, park, progress, turn)
     }
 
     fn checkpoint_number(done: &GoalOutcome) -> Option<u64> {
@@ -157,7 +158,7 @@ impl AgentVerb for EndAttempt {
 
     fn apply(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         agent: &AgentPrincipal,
         progress: StoredProgress,
@@ -170,7 +171,7 @@ impl AgentVerb for EndAttempt {
             }
             EndAttempt::Complete(mut completed, last_update) => {
                 completed.termination = termination;
-                core.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
+                owners.apply_agent_frame(live, FrameBody::Completed(completed), turn)?;
                 if let Some(update) = last_update {
                     // The result is accepted even if the progress update is refused.
                     let _added = add_progress(live, update.into_parts().0, progress, turn);
@@ -179,14 +180,14 @@ impl AgentVerb for EndAttempt {
             }
             EndAttempt::Fail(mut errored) => {
                 errored.termination = termination;
-                core.apply_agent_frame(live, FrameBody::Errored(errored), turn)
+                owners.apply_agent_frame(live, FrameBody::Errored(errored), turn)
             }
             EndAttempt::Release { reason } => {
                 let released = FrameBody::Released {
                     reason,
                     termination,
                 };
-                core.apply_agent_frame(live, released, turn)
+                owners.apply_agent_frame(live, released, turn)
             }
             EndAttempt::Cancel { reason } => {
                 if live.record().cancel.is_none() {
@@ -198,7 +199,7 @@ impl AgentVerb for EndAttempt {
                     ended_in_lease: true,
                     ..CanceledBody::default()
                 });
-                core.apply_agent_frame(live, canceled, turn)
+                owners.apply_agent_frame(live, canceled, turn)
             }
         }
     }
@@ -220,7 +221,7 @@ impl AgentVerb for EndAttempt {
     }
 }
 
-impl Core {
+impl AttemptOwners<'_> {
     pub(super) fn apply_agent_frame(
         &mut self,
         live: &mut LiveTask,

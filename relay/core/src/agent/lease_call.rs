@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use crate::agent::attempt_verb::AgentVerb;
 use crate::agent::repeated_call;
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::TimerKey;
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::fleet::frame::record_cancel_delivered;
 use crate::fleet::frame_check::matches_token;
 use crate::ids::{AttemptId, Incarnation, TaskId};
@@ -28,6 +29,7 @@ use crate::record::{
 };
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::time::{MonotonicTime, WallTime};
+use crate::turn::CoreTurn;
 
 /// The lease that a call refers to, with the token that proves possession. Without a stream,
 /// the token is the only proof.
@@ -62,18 +64,18 @@ impl Command for RenewAgentLease {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<RenewedLease> {
         let lease = &self.lease;
-        let Some(mut live) = core.take_task(&lease.agent.tenant, lease.task) else {
+        let Some(mut live) = core.tasks.take(&lease.agent.tenant, lease.task) else {
             let finished = own_finished_task(lease, stored.finished)?;
-            let found = find_lease(&finished.record, lease, core.config.incarnation)?;
+            let found = find_lease(&finished.record, lease, turn.config.incarnation)?;
             found.check_leased()?;
             return Err(not_leased_reason(found.attempt, finished.record.state));
         };
-        let renewed = core.check_and_renew(&mut live, lease, turn);
+        let renewed = core.attempt().check_and_renew(&mut live, lease, turn);
         core.put_back_task(live, turn);
         let (granted_ms, cancel_requested) = renewed?;
         let reply = RenewedLease {
@@ -128,16 +130,16 @@ impl<V: AgentVerb> Command for AgentLeaseCall<V> {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
         let task = self.lease.task;
-        let Some(mut live) = core.take_task(&self.lease.agent.tenant, task) else {
-            let reply = self.run_on_finished_task(stored, core.config.incarnation)?;
+        let Some(mut live) = core.tasks.take(&self.lease.agent.tenant, task) else {
+            let reply = self.run_on_finished_task(stored, turn.config.incarnation)?;
             return Ok(CommandReply::after_task(task, reply));
         };
-        let answer = self.run_on_live_task(core, &mut live, stored, turn);
+        let answer = self.run_on_live_task(&mut core.attempt(), &mut live, stored, turn);
         let record = core.put_back_task(live, turn);
         let reply = match answer? {
             CallAnswer::Done(done) => AgentCallReply::Done { record, done },
@@ -177,18 +179,18 @@ impl<V: AgentVerb> AgentLeaseCall<V> {
 
     fn run_on_live_task(
         self,
-        core: &mut Core,
+        owners: &mut AttemptOwners<'_>,
         live: &mut LiveTask,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> Result<CallAnswer<V::Done>, Rejection> {
-        let found = find_lease(live.record(), &self.lease, core.config.incarnation)?;
+        let found = find_lease(live.record(), &self.lease, turn.config.incarnation)?;
         if let Some(answered) = self.find_answered_call(&found)? {
             return Ok(CallAnswer::Repeated(answered));
         }
         found.check_leased()?;
         let index = found.index;
-        if !core.is_current_lease(live, &self.lease, turn)? {
+        if !owners.is_current_lease(live, &self.lease, turn)? {
             let attempt = &live.record().attempts[index];
             let done = self.verb.already_done(attempt);
             let late = not_leased_reason(attempt, live.record().state);
@@ -196,7 +198,7 @@ impl<V: AgentVerb> AgentLeaseCall<V> {
         }
         let done = self
             .verb
-            .apply(core, live, &self.lease.agent, stored.progress, turn)?;
+            .apply(owners, live, &self.lease.agent, stored.progress, turn)?;
         if let Some(fingerprint) = self.fingerprint {
             let checkpoint = V::checkpoint_number(&done);
             let answered = AnsweredCall {
@@ -217,21 +219,21 @@ impl<V: AgentVerb> AgentLeaseCall<V> {
     }
 }
 
-impl Core {
+impl AttemptOwners<'_> {
     fn check_and_renew(
         &mut self,
         live: &mut LiveTask,
         lease: &AgentLeaseProof,
         turn: &mut CoreTurn<'_>,
     ) -> Result<(u64, bool), Rejection> {
-        let found = find_lease(live.record(), lease, self.config.incarnation)?;
+        let found = find_lease(live.record(), lease, turn.config.incarnation)?;
         found.check_leased()?;
         let index = found.index;
         if !self.is_current_lease(live, lease, turn)? {
             let attempt = &live.record().attempts[index];
             return Err(not_leased_reason(attempt, live.record().state));
         }
-        Ok(self.renew_agent_lease(live, turn))
+        Ok(renew_agent_lease(live, turn))
     }
 
     /// Whether the named attempt is the current lease. Expires the lease here if its time is
@@ -253,26 +255,22 @@ impl Core {
         }
         Ok(current)
     }
+}
 
-    /// Returns the granted time and whether a cancel is pending. During a cancel the lease is
-    /// not renewed, so that an agent that never confirms cannot delay the cancel for ever.
-    pub(crate) fn renew_agent_lease(
-        &self,
-        live: &mut LiveTask,
-        turn: &CoreTurn<'_>,
-    ) -> (u64, bool) {
-        let now = turn.now.monotonic;
-        let cancel_pending = matches!(live.newest_attempt().state, AttemptState::CleaningUp { .. })
-            && !mutant!(CancelUntold);
-        if cancel_pending {
-            let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
-            record_cancel_delivered(live, turn.now.wall);
-            return (granted_ms, cancel_pending);
-        }
-        let granted_ms = live.spec.lease_ttl_ms;
-        live.renew_lease(now + granted_ms, &self.config, now);
-        (granted_ms, cancel_pending)
+/// Returns the granted time and whether a cancel is pending. During a cancel the lease is
+/// not renewed, so that an agent that never confirms cannot delay the cancel for ever.
+pub(crate) fn renew_agent_lease(live: &mut LiveTask, turn: &CoreTurn<'_>) -> (u64, bool) {
+    let now = turn.now.monotonic;
+    let told = matches!(live.newest_attempt().state, AttemptState::CleaningUp { .. })
+        && !mutant!(CancelUntold);
+    if told {
+        let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
+        record_cancel_delivered(live, turn.now.wall);
+        return (granted_ms, told);
     }
+    let granted_ms = live.spec.lease_ttl_ms;
+    live.renew_lease(now + granted_ms, turn.config, now);
+    (granted_ms, told)
 }
 
 /// The attempt that a call names, and its holder.

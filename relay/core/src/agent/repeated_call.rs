@@ -6,11 +6,10 @@
 //! was kept in memory only and may never have arrived. The old token is no longer valid. The
 //! attempt stays the same, so no fence is needed.
 
-use uuid::Uuid;
-
-use crate::agent::lease_call::is_lease_over;
-use crate::agent::lease_grant::AgentCaller;
-use crate::core_state::{Core, CoreTurn};
+use crate::agent::lease_call::{is_lease_over, renew_agent_lease};
+use crate::agent::lease_grant::{AgentCaller, granted_lease};
+use crate::attempt::lease_index::LeaseIndex;
+use crate::core_state::CoreOwners;
 use crate::fleet::frame_check::token_hash;
 use crate::ids::{AttemptId, TaskId};
 use crate::io::command::CommandReply;
@@ -19,7 +18,8 @@ use crate::io::rejection::Rejection;
 use crate::io::session_input::LeaseToken;
 use crate::record::{AgentHolder, AnsweredCall, CallFingerprint, LeaseHolder};
 use crate::task::live_task::LiveTask;
-use crate::time::MonotonicTime;
+use crate::task::live_tasks::LiveTasks;
+use crate::turn::CoreTurn;
 
 /// Calls that an attempt record keeps. Agents make one call at a time or a few at once.
 pub(crate) const MAX_ANSWERED_CALLS: usize = 4;
@@ -57,51 +57,50 @@ pub(crate) fn store_answered_call(live: &mut LiveTask, attempt: AttemptId, call:
     }
 }
 
-impl Core {
-    /// Grants a lease again to a call that already has it. Returns `None` for a new call.
-    pub(crate) fn repeat_grant(
-        &mut self,
-        caller: &AgentCaller,
-        turn: &mut CoreTurn<'_>,
-    ) -> Result<Option<CommandReply<Box<AgentLeaseGrant>>>, Rejection> {
-        let Some(task) = self.find_earlier_grant(caller, turn.now.monotonic)? else {
-            return Ok(None);
-        };
-        let Some(mut live) = self.take_agent_task(&caller.agent, task) else {
-            return Ok(None);
-        };
-        let token = LeaseToken(turn.id_source.new_secret());
-        if let Some(lease) = &mut live.newest_attempt_mut().lease {
-            lease.token_hash = token_hash(&token);
-        }
-        let (granted_ms, _) = self.renew_agent_lease(&mut live, turn);
-        Ok(Some(self.granted_lease(live, token, granted_ms, turn)))
+/// Answers a call that was granted a lease before and still holds it; none for every other one.
+pub(crate) fn repeat_grant(
+    core: &mut CoreOwners<'_>,
+    caller: &AgentCaller,
+    turn: &mut CoreTurn<'_>,
+) -> Result<Option<CommandReply<Box<AgentLeaseGrant>>>, Rejection> {
+    let Some(task) = find_earlier_grant(core.tasks, core.leases, caller, turn)? else {
+        return Ok(None);
+    };
+    let Some(mut live) = core.tasks.take_for_agent(&caller.agent, task) else {
+        return Ok(None);
+    };
+    let token = LeaseToken(turn.id_source.new_secret());
+    if let Some(lease) = &mut live.newest_attempt_mut().lease {
+        lease.token_hash = token_hash(&token);
     }
+    let (granted_ms, _) = renew_agent_lease(&mut live, turn);
+    Ok(Some(granted_lease(core, live, token, granted_ms, turn)))
+}
 
-    fn find_earlier_grant(
-        &self,
-        caller: &AgentCaller,
-        now: MonotonicTime,
-    ) -> Result<Option<TaskId>, Rejection> {
-        let Some(fingerprint) = &caller.fingerprint else {
-            return Ok(None);
-        };
-        let token = caller.agent.token;
-        let own = (token, AttemptId(Uuid::nil()))..=(token, AttemptId(Uuid::max()));
-        let mut leases = self.agent_leases.range(own).filter_map(|(_, task)| {
-            let live = self.tasks.get(task)?;
+fn find_earlier_grant(
+    tasks: &LiveTasks,
+    leases: &LeaseIndex,
+    caller: &AgentCaller,
+    turn: &CoreTurn<'_>,
+) -> Result<Option<TaskId>, Rejection> {
+    let Some(fingerprint) = &caller.fingerprint else {
+        return Ok(None);
+    };
+    let mut granted = leases
+        .tasks_of_agent(caller.agent.token)
+        .filter_map(|task| {
+            let live = tasks.get(task)?;
             let holder = live.newest_attempt().agent_holder()?;
             let by = holder.granting_call.as_ref()?;
             (by.id == fingerprint.id).then_some((live, holder, by))
         });
-        match leases.next() {
-            Some((_, _, by)) if *by != **fingerprint => Err(Rejection::IdempotencyConflict),
-            Some((live, holder, _)) => {
-                let is_current =
-                    holder.incarnation == self.config.incarnation && !is_lease_over(live, now);
-                Ok(is_current.then(|| live.id()))
-            }
-            None => Ok(None),
+    match granted.next() {
+        Some((_, _, by)) if *by != **fingerprint => Err(Rejection::IdempotencyConflict),
+        Some((live, holder, _)) => {
+            let current = holder.incarnation == turn.config.incarnation;
+            let stands = current && !is_lease_over(live, turn.now.monotonic);
+            Ok(stands.then(|| live.id()))
         }
+        None => Ok(None),
     }
 }

@@ -8,10 +8,10 @@
 //! than a day. The day is counted in the relay's uptime, so a clock jump does not matter and
 //! downtime of the relay does not shorten it.
 
+use crate::attempt::attempt_owners::{AttemptOwners, attempt_context};
 use crate::attempt::lease_end::{confirm_cancel, holding_daemon};
 use crate::attempt::machine::{MachineEvent, is_loss_code};
 use crate::attempt::timers::TimerSet;
-use crate::core_state::{Core, CoreTurn};
 use crate::fleet::frame_check::{FrameOrigin, check_owner, reject_frame, send_ack};
 use crate::fleet::frame_event::{lacks_output, proof_of_death};
 use crate::goal::completion_contract;
@@ -25,12 +25,13 @@ use crate::record::{
     TerminationReceipt, TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
+use crate::task::live_tasks::store_finished_task;
 use crate::task::spec::MissingPolicy;
-use crate::time::{ClockReading, WallTime};
+use crate::time::WallTime;
+use crate::turn::CoreTurn;
 
-impl Core {
-    /// Handles a frame for a finished task. The stored record is written only if the frame
-    /// changes it.
+impl AttemptOwners<'_> {
+    /// A frame for a task that is finished: judged by its record, written only if it teaches something.
     pub(crate) fn handle_finished_frame(
         &mut self,
         finished: FinishedTask,
@@ -43,7 +44,7 @@ impl Core {
             Ok(()) => self.handle_stale_frame(&mut live, from, frame, turn),
             Err(code) => reject_frame(from, code, turn),
         }
-        self.store_finished_task(&mut live, turn);
+        store_finished_task(&mut live, turn);
     }
 
     /// Handles a frame of an attempt that has no lease any more.
@@ -80,7 +81,7 @@ impl Core {
                 // so it is acknowledged without effect.
                 return send_ack(from, from.control_seq, turn);
             }
-            return self.reject_stale_frame(live, index, from, turn);
+            return reject_stale_frame(live, index, from, turn);
         };
         if dead {
             self.apply_late_receipt(live, index, turn);
@@ -91,8 +92,8 @@ impl Core {
         // The workspace is stored so that people can find a lost run's work; no decision uses
         // it.
         live.set_workspace(from.frame_ref.attempt, frame.workspace);
-        let may_adopt = self.may_adopt_late_end(live, index, turn.now);
-        if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| may_adopt) {
+        let wanted = may_adopt_late_end(live, index, turn);
+        if let Some(event) = adoptable_event(live, index, &frame.body).filter(|_| wanted) {
             self.adopt_late_end(live, index, event, frame.observed, turn);
         } else if is_result(&frame.body) && !live.record().attempts[index].has_late_terminal {
             turn.effects.metrics.push(CoreMetric::LateTerminal);
@@ -105,33 +106,9 @@ impl Core {
         send_ack(from, from.control_seq, turn);
     }
 
-    /// Rejects the frame and sends Abandon, because the holder still runs the attempt.
-    fn reject_stale_frame(
-        &mut self,
-        live: &LiveTask,
-        index: usize,
-        from: FrameOrigin,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let code = if live.record().state.is_terminal() {
-            Rejection::TaskTerminal
-        } else if matches!(live.record().attempts[index].state, AttemptState::Parked(_)) {
-            Rejection::NotLeased
-        } else {
-            Rejection::StaleAttempt
-        };
-        reject_frame(from, code, turn);
-        let attempt = from.frame_ref.attempt;
-        turn.send_to_session(
-            CommitDependency::Task(from.frame_ref.task),
-            from.session,
-            DaemonMessage::Abandon { attempt, code },
-        );
-    }
-
     fn apply_late_receipt(&mut self, live: &mut LiveTask, index: usize, turn: &mut CoreTurn<'_>) {
         let attempt = live.record().attempts[index].id;
-        self.lift_fence(attempt, turn);
+        self.schedule.lift_fence(attempt, turn);
         let known = live.record().attempts[index].state.receipt();
         if known != Some(TerminationReceipt::Unconfirmed) {
             return;
@@ -158,37 +135,6 @@ impl Core {
 
     /// Whether a late end of a finished task could still be adopted; its record must be
     /// retained then.
-    pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: ClockReading) -> bool {
-        let mut attempts = record.attempts.iter();
-        attempts.any(|attempt| {
-            ended_by_relay(attempt) && self.is_late_end_awaited(record, attempt, now)
-        })
-    }
-
-    fn is_late_end_awaited(
-        &self,
-        record: &TaskRecord,
-        attempt: &AttemptRecord,
-        now: ClockReading,
-    ) -> bool {
-        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
-        let fresh = age_ms <= self.config.adopt_late_ms || mutant!(LateForEver);
-        is_given_up(record.state, attempt) && fresh
-    }
-
-    /// Whether the task's state still allows a late end of this attempt to be adopted.
-    fn may_adopt_late_end(&self, live: &LiveTask, index: usize, now: ClockReading) -> bool {
-        let record = live.record();
-        let attempt = &record.attempts[index];
-        let terminal = record.state.is_terminal() && !mutant!(TerminalReplaced);
-        let open = !terminal || self.is_late_end_awaited(record, attempt, now);
-        let successors = &record.attempts[index + 1..];
-        let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
-        let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
-        open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
-    }
-
-    /// Makes the late end the task's end. A successor that only waited is withdrawn.
     fn adopt_late_end(
         &mut self,
         live: &mut LiveTask,
@@ -198,10 +144,10 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         turn.effects.metrics.push(CoreMetric::AdoptedLate);
-        self.queue.remove(live.id());
+        self.schedule.dequeue(live.id());
         if live.record().attempts.len() > index + 1 {
-            let context = self.attempt_context(live, turn.now, None);
-            live.apply_event(MachineEvent::Withdraw, &context);
+            let scene = attempt_context(self.roster, live, turn, None);
+            live.apply_event(MachineEvent::Withdraw, &scene);
         }
         live.retry_at = None;
         let was_open = !live.record().state.is_terminal();
@@ -212,8 +158,8 @@ impl Core {
         // Set back to the state before its end, so that the machine ends it again from the
         // frame.
         record.attempts[index].state = AttemptState::CleaningUp { pending: None };
-        let context = self.attempt_context(live, turn.now, Some(observed));
-        live.apply_event_at(index, event, &mut TimerSet::default(), &context);
+        let scene = attempt_context(self.roster, live, turn, Some(observed));
+        live.apply_event_at(index, event, &mut TimerSet::default(), &scene);
         if let AttemptState::Ended(end) = &mut live.record_mut().attempts[index].state {
             end.is_adopted_late = true;
         }
@@ -225,6 +171,48 @@ impl Core {
 }
 
 /// Takes back the failure or loss that was counted when the relay gave the attempt up.
+fn reject_stale_frame(live: &LiveTask, index: usize, from: FrameOrigin, turn: &mut CoreTurn<'_>) {
+    let code = if live.record().state.is_terminal() {
+        Rejection::TaskTerminal
+    } else if matches!(live.record().attempts[index].state, AttemptState::Parked(_)) {
+        Rejection::NotLeased
+    } else {
+        Rejection::StaleAttempt
+    };
+    reject_frame(from, code, turn);
+    let attempt = from.frame_ref.attempt;
+    turn.send_to_session(
+        CommitDependency::Task(from.frame_ref.task),
+        from.session,
+        DaemonMessage::Abandon { attempt, code },
+    );
+}
+
+/// Whether a late end of a finished task could still count: then its record must stay.
+pub(crate) fn awaits_late_end(record: &TaskRecord, turn: &CoreTurn<'_>) -> bool {
+    let mut attempts = record.attempts.iter();
+    attempts.any(|attempt| ended_by_relay(attempt) && is_late_end_awaited(record, attempt, turn))
+}
+
+fn is_late_end_awaited(record: &TaskRecord, attempt: &AttemptRecord, turn: &CoreTurn<'_>) -> bool {
+    let age_ms = turn.uptime_ms.saturating_sub(attempt.budgets_at_ms);
+    let fresh = age_ms <= turn.config.adopt_late_ms || mutant!(LateForEver);
+    is_given_up(record.state, attempt) && fresh
+}
+
+/// Whether the task's story still has room for a late end of this attempt.
+fn may_adopt_late_end(live: &LiveTask, index: usize, turn: &CoreTurn<'_>) -> bool {
+    let record = live.record();
+    let attempt = &record.attempts[index];
+    let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
+    let open = !over || is_late_end_awaited(record, attempt, turn);
+    let successors = &record.attempts[index + 1..];
+    let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
+    let last = successors.iter().all(is_superseded) || mutant!(LateOverSuccessor);
+    open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
+}
+
+/// What the relay counted when it gave the attempt up did not happen.
 fn undo_end_counters(record: &mut TaskRecord, index: usize) {
     let attempt = &record.attempts[index];
     let end = attempt.state.end();

@@ -1,22 +1,20 @@
 //! Consequences of an attempt's lease ending: slots and conversation are freed, the fence is
 //! set, a cancel is confirmed, and the task is retried, parked or finished.
 
-use std::sync::Arc;
-
-use crate::attempt::fences::{Fence, FenceGuard};
+use crate::attempt::attempt_owners::{AttemptOwners, attempt_context, holder_session};
 use crate::attempt::machine::{EventOutcome, MachineEvent};
-use crate::core_state::{Core, CoreTurn};
 use crate::goal::completion_contract;
 use crate::ids::{AttemptId, DaemonId};
-use crate::io::effects::{CancelKind, CommitDependency, DaemonMessage, RecordChange};
+use crate::io::effects::{CancelKind, CommitDependency, DaemonMessage};
 use crate::io::rejection::Rejection;
 use crate::record::{
-    AttemptRecord, AttemptState, EndState, EndedBy, FenceRecord, ParkCause, ParkedState,
-    PendingEnd, PossibleRunner, TaskAttention, TerminationReceipt, TimelineEventKind,
+    AttemptRecord, AttemptState, EndState, EndedBy, ParkCause, ParkedState, PendingEnd,
+    PossibleRunner, TaskAttention, TerminationReceipt, TimelineEventKind,
 };
-use crate::schedule::placement;
+use crate::schedule::dispatch::attempt_ref;
 use crate::task::live_task::LiveTask;
 use crate::time::{MonotonicTime, WallTime};
+use crate::turn::CoreTurn;
 
 /// Lease state before an event, compared with the state after it to find what changed.
 struct PriorLeaseState {
@@ -25,8 +23,8 @@ struct PriorLeaseState {
     lease_ends: Option<MonotonicTime>,
 }
 
-impl Core {
-    /// Applies an event to the newest attempt, with all its consequences.
+impl AttemptOwners<'_> {
+    /// Applies an event to the newest attempt and does all that follows from it.
     pub(crate) fn apply_event(
         &mut self,
         live: &mut LiveTask,
@@ -55,7 +53,8 @@ impl Core {
         if control_seq.is_some() || matches!(event, MachineEvent::Output { .. }) {
             live.last_frame_at = Some(turn.now.monotonic);
         }
-        let outcome = live.apply_event(event, &self.attempt_context(live, turn.now, observed));
+        let context = attempt_context(self.roster, live, turn, observed);
+        let outcome = live.apply_event(event, &context);
         if outcome == EventOutcome::Applied {
             if let Some(seq) = control_seq {
                 live.newest_attempt_mut().control_seq = seq;
@@ -92,7 +91,7 @@ impl Core {
                 self.set_attention(live, &parked, turn)
             }
             AttemptState::Ended(end) => {
-                self.queue.remove(live.id());
+                self.schedule.dequeue(live.id());
                 self.follow_attempt_end(live, &end, turn);
             }
             AttemptState::Parked(_)
@@ -110,14 +109,14 @@ impl Core {
 
     /// Sends the holder a Cancel for the attempt; repeated after each reconnect until it has
     /// ended.
-    pub(crate) fn send_cancel(&mut self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
+    pub(crate) fn send_cancel(&self, live: &LiveTask, turn: &mut CoreTurn<'_>) {
         let AttemptState::CleaningUp {
             pending: Some(pending),
         } = &live.newest_attempt().state
         else {
             return;
         };
-        let Some(session) = self.session_of(live) else {
+        let Some(session) = holder_session(self.roster, live) else {
             return;
         };
         let (kind, reason) = match pending {
@@ -146,9 +145,9 @@ impl Core {
         };
         let grace_ms = crate::attempt::deadline_profile::cleanup_term_ms(
             &live.spec.effective_profile,
-            &self.config,
+            turn.config,
         );
-        let to = self.attempt_ref(live);
+        let to = attempt_ref(live);
         turn.send_to_session(
             CommitDependency::Task(live.id()),
             session,
@@ -170,7 +169,7 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         let now = turn.now.monotonic;
-        let session = self.session_of(live);
+        let session = holder_session(self.roster, live);
         let attempt = live.newest_attempt();
         let receipt = attempt
             .state
@@ -178,18 +177,15 @@ impl Core {
             .unwrap_or(TerminationReceipt::Unconfirmed);
         let id = attempt.id;
         let token = attempt.agent_holder().map(|agent| agent.token);
-        self.leased_attempts.remove(&id);
-        if let Some(token) = token {
-            self.agent_leases.remove(&(token, id));
-        }
+        self.leases.remove(id, token);
         if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, AttemptState::Parked(_))) {
             self.roster.release_attempt(id, now);
         }
         let unconfirmed = receipt == TerminationReceipt::Unconfirmed && !mutant!(SuccessorUnfenced);
         let may_live = unconfirmed && !self.has_machine_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
-            Some(until) => self.raise_fence(live, until, turn),
-            None => self.lift_fence(id, turn),
+            Some(until) => self.schedule.raise_fence(live, until, turn),
+            None => self.schedule.lift_fence(id, turn),
         }
         let by_relay = live
             .newest_attempt()
@@ -223,52 +219,12 @@ impl Core {
     /// Whether the machine has rebooted since the attempt was leased, so no process of it is
     /// left. Happens when a daemon reports the end of an attempt that it found on its disk.
     fn has_machine_rebooted(&self, attempt: AttemptId) -> bool {
-        let fence = self.fences.get(attempt);
-        let Some(PossibleRunner::Machine { daemon, boot_id }) =
-            fence.and_then(|f| f.runner.as_ref())
-        else {
+        let runner = self.schedule.possible_runner(attempt);
+        let Some(PossibleRunner::Machine { daemon, boot_id }) = runner else {
             return false;
         };
         let now = self.roster.boot_id_of(*daemon);
         now.is_some_and(|now| *now != *boot_id)
-    }
-
-    /// Fences an attempt that ended without proof of death: its task and conversation wait
-    /// until the lease limit plus grace.
-    fn raise_fence(&mut self, live: &LiveTask, until: MonotonicTime, turn: &mut CoreTurn<'_>) {
-        let attempt = live.newest_attempt();
-        let (Some(holder), Some(lease)) = (&attempt.holder, &attempt.lease) else {
-            return;
-        };
-        turn.push_change(RecordChange::PutFence(FenceRecord {
-            attempt: attempt.id,
-            tenant: live.spec.tenant.clone(),
-            task: live.id(),
-            conversation: live.spec.conversation_id.as_deref().map(Arc::from),
-            runner: PossibleRunner::from_holder(holder),
-            full_ms: lease
-                .granted_ms
-                .saturating_add(self.config.grace_ms_for(lease.ttl_ms)),
-        }));
-        if let Some(fence) = self.fences.fence_until(attempt.id, until) {
-            // Tasks that waited for the lease now wait for the fence.
-            placement::release_fenced(&mut self.queue, fence);
-        }
-    }
-
-    /// Removes the fence after proof of death or expiry; tasks that waited for it may be
-    /// placed.
-    pub(crate) fn lift_fence(&mut self, attempt: AttemptId, turn: &mut CoreTurn<'_>) {
-        if let Some(fence) = self.fences.remove_fence(attempt) {
-            self.remove_fallen_fence(&fence, turn);
-        }
-    }
-
-    pub(crate) fn remove_fallen_fence(&mut self, fence: &Fence, turn: &mut CoreTurn<'_>) {
-        if matches!(fence.guard, FenceGuard::Until(_)) {
-            turn.push_change(RecordChange::DropFence(fence.attempt));
-        }
-        placement::release_fenced(&mut self.queue, fence);
     }
 
     fn update_daemon_health(&mut self, live: &LiveTask, now: MonotonicTime) {
@@ -304,7 +260,7 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         if !mutant!(ParkedStaysQueued) {
-            self.queue.remove(live.id());
+            self.schedule.dequeue(live.id());
         }
         let unmet_summary;
         let reason = match parked.cause {

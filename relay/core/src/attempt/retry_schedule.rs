@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::lease_end::holding_daemon;
 use crate::attempt::retry_policy;
 use crate::attempt::retry_policy::{RetryDecision, RetryStop};
 use crate::attempt::timers::TimerKey;
-use crate::core_state::{Core, CoreTurn};
 use crate::record::{
     AttemptEnd, AttemptRecord, AttemptState, AttentionCause, EndState, EndedBy, FailureCode,
     RejectCode, RetryDue, TaskAttention, TimelineEventKind,
@@ -15,8 +15,9 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 use crate::time::{ClockReading, WallTime};
+use crate::turn::CoreTurn;
 
-impl Core {
+impl AttemptOwners<'_> {
     pub(crate) fn follow_attempt_end(
         &mut self,
         live: &mut LiveTask,
@@ -29,7 +30,7 @@ impl Core {
         let Some(outcome) = retry_outcome(live.newest_attempt(), end) else {
             return;
         };
-        match self.decide_retry(live, &outcome, turn) {
+        match decide_retry(live, &outcome, turn) {
             RetryDecision::RetryAfter { .. }
                 if matches!(
                     outcome,
@@ -79,7 +80,7 @@ impl Core {
                 hint: None,
             };
         }
-        match self.decide_retry(live, &outcome, turn) {
+        match decide_retry(live, &outcome, turn) {
             RetryDecision::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
             RetryDecision::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
             RetryDecision::End(stop) => record_retry_stop(live, stop),
@@ -88,32 +89,18 @@ impl Core {
     }
 
     /// Counts the end and returns the decision.
-    fn decide_retry(
-        &self,
-        live: &mut LiveTask,
-        outcome: &retry_policy::AttemptOutcome,
-        turn: &mut CoreTurn<'_>,
-    ) -> RetryDecision {
-        let policy = live.spec.retry.clone();
-        let jitter = turn.id_source.jitter_millionths();
-        let counters = &mut live.record_mut().counters;
-        retry_policy::decide_retry(outcome, counters, &policy, &self.config, jitter)
-    }
-
-    /// Queues a released or rejected task again at once, but excludes the same daemon for a
-    /// while.
     fn requeue_elsewhere(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
-            let until = turn.now.monotonic + self.config.reject_backoff_ms;
+            let until = turn.now.monotonic + turn.config.reject_backoff_ms;
             self.roster.exclude(live.id(), daemon, until);
         }
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
     }
 
     /// Queues an attempt that starts a fresh conversation even if its daemon has stored one,
     /// because the agent no longer has the old conversation.
     fn retry_with_fresh_conversation(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
         live.newest_attempt_mut().fresh_conversation = true;
         live.add_event(TimelineEventKind::ResumeFallback, None);
     }
@@ -125,7 +112,7 @@ impl Core {
         let now = turn.now.monotonic;
         if let Some(daemon) = holding_daemon(live.newest_attempt()) {
             if end.reject_code() == Some(RejectCode::WorkspaceBusy) {
-                let until = now + self.config.reject_backoff_ms;
+                let until = now + turn.config.reject_backoff_ms;
                 self.roster.wait_for_workspace(live.id(), daemon, until);
             } else {
                 self.roster.note_refusal(daemon, now);
@@ -133,7 +120,7 @@ impl Core {
         }
         size_limits::drop_oldest_refused(live.record_mut());
         let left_ms = live.queue_remaining_ms.take();
-        self.queue_attempt(live, false, turn);
+        self.schedule.queue_attempt(live, false, turn);
         if let Some(left_ms) = left_ms {
             live.timers
                 .shorten(&TimerKey::Queue, left_ms, turn.now.monotonic);
@@ -143,6 +130,19 @@ impl Core {
 
 /// The outcome for the retry decision. `None` if no automatic step follows: a result, a cancel,
 /// a hand-off, or a successor that a late result made unnecessary.
+fn decide_retry(
+    live: &mut LiveTask,
+    outcome: &retry_policy::AttemptOutcome,
+    turn: &mut CoreTurn<'_>,
+) -> RetryDecision {
+    let policy = live.spec.retry.clone();
+    let jitter = turn.id_source.jitter_millionths();
+    let counters = &mut live.record_mut().counters;
+    retry_policy::decide_retry(outcome, counters, &policy, turn.config, jitter)
+}
+
+/// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
+/// that a late result made needless.
 fn retry_outcome(
     attempt: &AttemptRecord,
     end: &AttemptEnd,

@@ -9,9 +9,10 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::{EventOutcome, MachineEvent};
 use crate::attempt::timers::TimerKey;
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::fleet::frame_check::{
     FrameOrigin, check_owner, is_owned_by, reject_frame, reject_frame_with, send_ack,
 };
@@ -24,66 +25,95 @@ use crate::io::rejection::Rejection;
 use crate::io::session_input::{AttemptFrame, FrameBody, OutputActivity};
 use crate::io::stored_lookup::{StoredRecords, StoredTasks};
 use crate::record::{AttemptState, LifecyclePhase, TaskRecord, TimelineEventKind, WorkspaceReport};
+use crate::schedule::dispatch::attempt_ref;
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::task::size_limits;
 use crate::time::WallTime;
+use crate::turn::CoreTurn;
 
-impl Core {
-    /// Loads the records that the frame needs. A frame on a stream that is not current needs
-    /// none.
-    pub(crate) fn load_frame_records(
-        &self,
-        frame: &AttemptFrame,
-        store: &dyn StoredTasks,
-    ) -> StoredRecords {
-        let mut stored = StoredRecords::default();
-        let live = self.tasks.get(&frame.frame_ref.task);
-        if let Some(live) = live.filter(|_| frame.updates_progress()) {
-            stored.progress = store.progress(&live.record().tenant, live.id());
-        }
-        let daemon = self.roster.daemon_of(frame.session);
-        let sender = daemon.and_then(|daemon| self.roster.get(daemon));
-        if let Some(sender) = sender.filter(|_| live.is_none()) {
-            stored.finished = store.finished_in_scope(&sender.scope, frame.frame_ref.task);
-        }
-        stored
+/// A frame on a stream that is not current needs no record.
+pub(crate) fn load_frame_records(
+    core: &CoreOwners<'_>,
+    frame: &AttemptFrame,
+    store: &dyn StoredTasks,
+) -> StoredRecords {
+    let mut stored = StoredRecords::default();
+    let live = core.tasks.get(frame.frame_ref.task);
+    if let Some(live) = live.filter(|_| frame.updates_progress()) {
+        stored.progress = store.progress(&live.record().tenant, live.id());
     }
-
-    pub(crate) fn handle_frame(
-        &mut self,
-        mut frame: AttemptFrame,
-        stored: StoredRecords,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        size_limits::clip_body(&mut frame.body);
-        if let Some(workspace) = &mut frame.workspace {
-            size_limits::clip_workspace(workspace);
-        }
-        let Some(daemon) = self.roster.daemon_of(frame.session) else {
-            turn.effects
-                .metrics
-                .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
-            return;
-        };
-        let from = FrameOrigin {
-            session: frame.session,
-            daemon,
-            frame_ref: frame.frame_ref,
-            control_seq: frame.control_seq,
-        };
-        if frame.frame_ref.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
-            return reject_frame(from, Rejection::StaleIncarnation, turn);
-        }
-        if let Some(mut live) = self.tasks.remove(&frame.frame_ref.task) {
-            self.handle_live_frame(&mut live, from, frame, stored.progress, turn);
-            self.put_back_task(live, turn);
-        } else if let Some(finished) = stored.finished {
-            self.handle_finished_frame(finished, from, frame, turn);
-        } else {
-            reject_frame(from, Rejection::UnknownAttempt, turn);
-        }
+    let daemon = core.fleet.roster().daemon_of(frame.session);
+    let sender = daemon.and_then(|daemon| core.fleet.roster().get(daemon));
+    if let Some(sender) = sender.filter(|_| live.is_none()) {
+        stored.finished = store.finished_in_scope(&sender.scope, frame.frame_ref.task);
     }
+    stored
+}
 
+pub(crate) fn handle_frame(
+    core: &mut CoreOwners<'_>,
+    mut frame: AttemptFrame,
+    stored: StoredRecords,
+    turn: &mut CoreTurn<'_>,
+) {
+    size_limits::clip_body(&mut frame.body);
+    if let Some(workspace) = &mut frame.workspace {
+        size_limits::clip_workspace(workspace);
+    }
+    let Some(daemon) = core.fleet.roster().daemon_of(frame.session) else {
+        turn.effects
+            .metrics
+            .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
+        return;
+    };
+    let from = FrameOrigin {
+        session: frame.session,
+        daemon,
+        frame_ref: frame.frame_ref,
+        control_seq: frame.control_seq,
+    };
+    if frame.frame_ref.incarnation != turn.config.incarnation && !mutant!(IncarnationIgnored) {
+        return reject_frame(from, Rejection::StaleIncarnation, turn);
+    }
+    if let Some(mut live) = core.tasks.take_any(frame.frame_ref.task) {
+        core.attempt()
+            .handle_live_frame(&mut live, from, frame, stored.progress, turn);
+        core.put_back_task(live, turn);
+    } else if let Some(finished) = stored.finished {
+        core.attempt()
+            .handle_finished_frame(finished, from, frame, turn);
+    } else {
+        reject_frame(from, Rejection::UnknownAttempt, turn);
+    }
+}
+
+pub(crate) fn handle_activity(
+    core: &mut CoreOwners<'_>,
+    activity: OutputActivity,
+    turn: &mut CoreTurn<'_>,
+) {
+    let Some(daemon) = core.fleet.roster().daemon_of(activity.session) else {
+        return;
+    };
+    let re = activity.frame_ref;
+    let Some(mut live) = core.tasks.take_any(re.task) else {
+        return;
+    };
+    let newest = live.newest_attempt();
+    let named = newest.id == re.attempt && is_owned_by(newest, daemon);
+    let own = (named || mutant!(OutputUnfenced)) && re.incarnation == turn.config.incarnation;
+    if own && newest.state.is_leased() && !newest.state.eq(&AttemptState::Offered) {
+        let event = MachineEvent::Output {
+            sign: activity.signal,
+            tools: activity.tools,
+            end: activity.output_end,
+        };
+        core.attempt().apply_event(&mut live, event, None, turn);
+    }
+    core.put_back_task(live, turn);
+}
+
+impl AttemptOwners<'_> {
     fn handle_live_frame(
         &mut self,
         live: &mut LiveTask,
@@ -244,14 +274,14 @@ impl Core {
         // granted time from the sending of this frame.
         live.renew_lease(
             turn.now.monotonic + granted_ms,
-            &self.config,
+            turn.config,
             turn.now.monotonic,
         );
-        let pace_ms = self.config.heartbeat_ms_for(granted_ms);
+        let pace_ms = turn.config.heartbeat_ms_for(granted_ms);
         self.roster
             .shorten_heartbeat(session, pace_ms, turn.now.monotonic);
         let expires_at = wall_time_at(turn.now.monotonic + granted_ms, turn.now);
-        let to = self.attempt_ref(live);
+        let to = attempt_ref(live);
         turn.send_to_session(
             CommitDependency::Task(live.id()),
             session,
@@ -261,28 +291,6 @@ impl Core {
                 expires_at,
             },
         );
-    }
-
-    pub(crate) fn handle_activity(&mut self, activity: OutputActivity, turn: &mut CoreTurn<'_>) {
-        let Some(daemon) = self.roster.daemon_of(activity.session) else {
-            return;
-        };
-        let re = activity.frame_ref;
-        let Some(mut live) = self.tasks.remove(&re.task) else {
-            return;
-        };
-        let newest = live.newest_attempt();
-        let named = newest.id == re.attempt && is_owned_by(newest, daemon);
-        let own = (named || mutant!(OutputUnfenced)) && re.incarnation == self.config.incarnation;
-        if own && newest.state.is_leased() && !newest.state.eq(&AttemptState::Offered) {
-            let event = MachineEvent::Output {
-                sign: activity.signal,
-                tools: activity.tools,
-                end: activity.output_end,
-            };
-            self.apply_event(&mut live, event, None, turn);
-        }
-        self.put_back_task(live, turn);
     }
 }
 

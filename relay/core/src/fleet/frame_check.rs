@@ -4,7 +4,6 @@
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::core_state::CoreTurn;
 use crate::goal::completion_contract::UnmetRequirement;
 use crate::ids::{DaemonId, SessionId};
 use crate::io::effects::{CommitDependency, CoreMetric, DaemonMessage};
@@ -12,6 +11,7 @@ use crate::io::rejection::Rejection;
 use crate::io::session_input::{FrameRef, LeaseToken};
 use crate::record::AttemptRecord;
 use crate::task::live_task::LiveTask;
+use crate::turn::CoreTurn;
 
 /// The origin of a frame, to which its answer is sent.
 #[derive(Clone, Copy)]

@@ -3,266 +3,251 @@
 
 use std::collections::BTreeSet;
 
+use crate::attempt::lease_index::LeaseIndex;
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::{TimerFact, TimerKey};
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::fleet::frame_check::matches_token;
 use crate::ids::{AttemptId, DaemonId, SessionId};
-use crate::io::effects::{
-    CloseReason, CommitDependency, CoreMetric, DaemonMessage, Delivery, LeaseRenewal,
-};
+use crate::io::effects::{CloseReason, CommitDependency, CoreMetric, DaemonMessage, LeaseRenewal};
 use crate::io::rejection::Rejection;
-use crate::io::session_input::{HeartbeatMessage, LeaseToken};
+use crate::io::session_input::{HeartbeatMessage, LeaseExtension, LeaseToken};
 use crate::task::live_task::{LiveTask, wall_time_at};
+use crate::task::live_tasks::LiveTasks;
 use crate::time::MonotonicTime;
+use crate::turn::CoreTurn;
 
 /// Heartbeats that may omit a confirmed attempt before it counts as missing on the daemon.
 const MAX_MISSED_HEARTBEATS: u8 = 2;
 
-impl Core {
-    pub(crate) fn handle_heartbeat(
-        &mut self,
-        session: SessionId,
-        heartbeat: HeartbeatMessage,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let heartbeat_ms = self.config.heartbeat_ms;
-        let Some(daemon) = self.roster.heartbeat(
-            session,
-            heartbeat.draining,
-            heartbeat_ms,
-            turn.now.monotonic,
-        ) else {
-            turn.effects
-                .metrics
-                .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
-            return;
-        };
-        self.roster
-            .note_fitness(daemon, heartbeat.unfit, turn.now.monotonic);
-        self.roster.note_load(daemon, heartbeat.load);
-        if !self
-            .roster
-            .is_receiving(session, heartbeat.received_ack_seq, turn.now.monotonic)
-        {
-            return self.close_session(session, CloseReason::NotReceiving, turn);
-        }
-        let named: BTreeSet<AttemptId> = heartbeat
-            .renewals
-            .iter()
-            .map(|(attempt, _)| *attempt)
-            .collect();
-        let results = self.renew_leases(daemon, heartbeat.renewals, None, turn);
-        self.count_missed_attempts(daemon, &named, turn);
-        let heartbeat_ms = self.heartbeat_interval_ms(daemon);
-        let message = DaemonMessage::HeartbeatAck {
-            seq: heartbeat.seq,
-            heartbeat_ms,
-            results,
-        };
-        // A revocation may be sent only when the end of the attempt is durable.
-        let revokes = matches!(&message, DaemonMessage::HeartbeatAck { results, .. } if results.iter().any(is_revoked));
-        // A revoking answer waits for the commit, so its delivery time is unknown and the
-        // daemon's confirmation of it cannot be expected within two heartbeats.
-        let seq = (!revokes).then_some(heartbeat.seq);
-        self.roster
-            .note_answer_sent(session, seq, heartbeat_ms, turn.now.monotonic);
-        turn.send_to_session(
-            if revokes {
-                CommitDependency::Everything
-            } else {
-                CommitDependency::Nothing
-            },
-            session,
-            message,
-        );
-    }
-
-    /// Closes a session that does not work. The daemon gets no new work on it; its attempts
-    /// continue under their leases.
-    pub(crate) fn close_session(
-        &mut self,
-        session: SessionId,
-        reason: CloseReason,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        self.roster.close_session(session, turn.now.monotonic);
-        turn.push_delivery(
-            CommitDependency::Nothing,
-            Delivery::CloseSession { session, reason },
-        );
-    }
-
-    /// Extends leases for a daemon that restarts on purpose. The extension is stored before it
-    /// is acknowledged.
-    pub(crate) fn extend_leases(
-        &mut self,
-        session: SessionId,
-        request: u64,
-        attempts: Vec<(AttemptId, LeaseToken)>,
-        granted_ms: u64,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(daemon) = self.roster.daemon_of(session) else {
-            return;
-        };
-        let granted_ms = granted_ms.min(self.config.max_extension_ms);
-        let results = self.renew_leases(daemon, attempts, Some(granted_ms), turn);
-        turn.send_to_session(
-            CommitDependency::Everything,
-            session,
-            DaemonMessage::ExtensionAck { request, results },
-        );
-    }
-
-    fn renew_leases(
-        &mut self,
-        daemon: DaemonId,
-        attempts: Vec<(AttemptId, LeaseToken)>,
-        extension_ms: Option<u64>,
-        turn: &mut CoreTurn<'_>,
-    ) -> Vec<(AttemptId, LeaseRenewal)> {
-        let renew = |(attempt, token): (AttemptId, LeaseToken)| {
-            let renewal = match self.renew_lease(daemon, attempt, &token, extension_ms, turn) {
-                Ok(granted_ms) => {
-                    let expires_at = wall_time_at(turn.now.monotonic + granted_ms, turn.now);
-                    LeaseRenewal::Renewed {
-                        granted_ms,
-                        expires_at,
-                    }
-                }
-                Err(code) => LeaseRenewal::Revoked { code },
-            };
-            (attempt, renewal)
-        };
-        attempts.into_iter().map(renew).collect()
-    }
-
-    fn renew_lease(
-        &mut self,
-        daemon: DaemonId,
-        attempt: AttemptId,
-        token: &LeaseToken,
-        extension_ms: Option<u64>,
-        turn: &mut CoreTurn<'_>,
-    ) -> Result<u64, Rejection> {
-        let now = turn.now.monotonic;
-        if self.roster.holder_of(attempt) != Some(daemon) {
-            return Err(Rejection::UnknownAttempt);
-        }
-        let task = self
-            .leased_attempts
-            .get(&attempt)
-            .ok_or(Rejection::UnknownAttempt)?;
-        let live = self.tasks.get_mut(task).ok_or(Rejection::UnknownAttempt)?;
-        if !matches_token(live.newest_attempt(), token) {
-            return Err(Rejection::BadProof);
-        }
-        if live.lease_ends_at().is_none_or(|ends| ends <= now) {
-            self.apply_to_attempt(attempt, MachineEvent::TimerExpired(TimerKey::Lease), turn);
-            return Err(Rejection::LeaseExpired);
-        }
-        let granted_ms = extension_ms.unwrap_or(live.spec.lease_ttl_ms);
-        live.renew_lease(now + granted_ms, &self.config, now);
-        if mutant!(HeartbeatFeedsIdle) {
-            let limits = LiveTask::timer_limits(&live.spec, &self.config);
-            live.timers
-                .on_fact(&TimerFact::Output { tool: None }, now, &limits);
-        }
-        if extension_ms.is_some() && !mutant!(HoldNotStored) {
-            self.store_extension(attempt, granted_ms, turn);
-        }
-        Ok(granted_ms)
-    }
-
-    /// Stores the largest granted time. Boot and the successor rule use it, so it must be
-    /// durable before the daemon relies on it.
-    fn store_extension(&mut self, attempt: AttemptId, granted_ms: u64, turn: &mut CoreTurn<'_>) {
-        let Some(task) = self.leased_attempts.get(&attempt) else {
-            return;
-        };
-        let Some(mut live) = self.tasks.remove(task) else {
-            return;
-        };
-        if let Some(lease) = &mut live.newest_attempt_mut().lease {
-            lease.granted_ms = lease.granted_ms.max(granted_ms);
-        }
-        self.put_back_task(live, turn);
-    }
-
-    fn count_missed_attempts(
-        &mut self,
-        daemon: DaemonId,
-        named: &BTreeSet<AttemptId>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(held) = self.roster.get(daemon).map(|daemon| &daemon.held_attempts) else {
-            return;
-        };
-        let unnamed: Vec<AttemptId> = held.difference(named).copied().collect();
-        for attempt in unnamed {
-            let live = self
-                .leased_attempts
-                .get(&attempt)
-                .and_then(|task| self.tasks.get_mut(task));
-            if live.is_some_and(|live| {
-                count_missed_heartbeat(live, turn.now.monotonic, self.config.heartbeat_ms)
-            }) {
-                self.apply_to_attempt(attempt, MachineEvent::MissingOnDaemon, turn);
-            }
-        }
-    }
-
-    /// Extends leases after the relay's loop stalled: daemons may have sent renewals in time
-    /// that the relay could not process.
-    pub(crate) fn credit_stall(&mut self, turn: &mut CoreTurn<'_>) {
-        let away_ms = turn.now.monotonic.since(self.last_turn_at);
-        if away_ms <= self.config.stall_ms
-            || self.leased_attempts.is_empty()
-            || mutant!(StallCreditMissing)
-        {
-            return;
-        }
+pub(crate) fn handle_heartbeat(
+    core: &mut CoreOwners<'_>,
+    session: SessionId,
+    heartbeat: HeartbeatMessage,
+    turn: &mut CoreTurn<'_>,
+) {
+    let (every, now) = (turn.config.heartbeat_ms, turn.now.monotonic);
+    let roster = core.fleet.roster_mut();
+    let Some(daemon) = roster.heartbeat(session, heartbeat.draining, every, now) else {
         turn.effects
             .metrics
-            .push(CoreMetric::StallCredit { away_ms });
-        let connected = self
-            .roster
-            .iter()
-            .filter_map(|d| Some((d.id, d.presence.session()?)));
-        let connected: Vec<(DaemonId, SessionId)> = connected.collect();
-        for (daemon, session) in connected {
-            self.roster.reset_silence(session, turn.now.monotonic);
-            let wanted_ms = 2 * self.heartbeat_interval_ms(daemon);
-            let held = self
-                .roster
-                .get(daemon)
-                .map(|daemon| daemon.held_attempts.clone())
-                .unwrap_or_default();
-            for attempt in held {
-                if let Some(live) = self
-                    .leased_attempts
-                    .get(&attempt)
-                    .and_then(|task| self.tasks.get_mut(task))
-                {
-                    credit_lease(live, wanted_ms, &self.config, turn.now.monotonic);
+            .push(CoreMetric::FrameRejected(Rejection::UnknownSession));
+        return;
+    };
+    roster.note_fitness(daemon, heartbeat.unfit, now);
+    roster.note_load(daemon, heartbeat.load);
+    if !roster.is_receiving(session, heartbeat.received_ack_seq, now) {
+        return core
+            .fleet
+            .close_session(session, CloseReason::NotReceiving, turn);
+    }
+    let named: BTreeSet<AttemptId> = heartbeat
+        .renewals
+        .iter()
+        .map(|(attempt, _)| *attempt)
+        .collect();
+    let results = renew_leases(core, daemon, heartbeat.renewals, None, turn);
+    count_missed_attempts(core, daemon, &named, turn);
+    let heartbeat_ms = heartbeat_interval_ms(core, daemon, turn);
+    // A revocation must not be known before the end that it reports is durable.
+    let revokes = results.iter().any(is_revoked);
+    let message = DaemonMessage::HeartbeatAck {
+        seq: heartbeat.seq,
+        heartbeat_ms,
+        results,
+    };
+    // That answer waits for the disk, so it is unknown when it should have arrived.
+    let seq = (!revokes).then_some(heartbeat.seq);
+    core.fleet
+        .roster_mut()
+        .note_answer_sent(session, seq, heartbeat_ms, now);
+    turn.send_to_session(
+        if revokes {
+            CommitDependency::Everything
+        } else {
+            CommitDependency::Nothing
+        },
+        session,
+        message,
+    );
+}
+
+/// The shortest lease that it holds sets the pace.
+pub(crate) fn heartbeat_interval_ms(
+    core: &CoreOwners<'_>,
+    daemon: DaemonId,
+    turn: &CoreTurn<'_>,
+) -> u64 {
+    let known = core.fleet.roster().get(daemon);
+    let held = known.into_iter().flat_map(|daemon| &daemon.held_attempts);
+    let tasks = held.filter_map(|attempt| core.tasks.get(core.leases.task_of(*attempt)?));
+    let shortest = tasks.map(|live| live.spec.lease_ttl_ms).min();
+    shortest.map_or(turn.config.heartbeat_ms, |ttl| {
+        turn.config.heartbeat_ms_for(ttl)
+    })
+}
+
+/// A daemon that restarts on purpose asks for more time; the grant is stored before it is sent.
+pub(crate) fn extend_leases(
+    core: &mut CoreOwners<'_>,
+    extension: LeaseExtension,
+    turn: &mut CoreTurn<'_>,
+) {
+    let LeaseExtension {
+        session,
+        request,
+        attempts,
+        granted_ms,
+    } = extension;
+    let Some(daemon) = core.fleet.roster().daemon_of(session) else {
+        return;
+    };
+    let granted_ms = granted_ms.min(turn.config.max_extension_ms);
+    let results = renew_leases(core, daemon, attempts, Some(granted_ms), turn);
+    turn.send_to_session(
+        CommitDependency::Everything,
+        session,
+        DaemonMessage::ExtensionAck { request, results },
+    );
+}
+
+fn renew_leases(
+    core: &mut CoreOwners<'_>,
+    daemon: DaemonId,
+    attempts: Vec<(AttemptId, LeaseToken)>,
+    extension_ms: Option<u64>,
+    turn: &mut CoreTurn<'_>,
+) -> Vec<(AttemptId, LeaseRenewal)> {
+    let renew = |(attempt, token): (AttemptId, LeaseToken)| {
+        let renewal = match renew_lease(core, daemon, (attempt, &token), extension_ms, turn) {
+            Ok(granted_ms) => {
+                let expires_at = wall_time_at(turn.now.monotonic + granted_ms, turn.now);
+                LeaseRenewal::Renewed {
+                    granted_ms,
+                    expires_at,
                 }
             }
-        }
-        if !mutant!(AgentsNotCredited) {
-            self.credit_agents(turn.now.monotonic);
+            Err(code) => LeaseRenewal::Revoked { code },
+        };
+        (attempt, renewal)
+    };
+    attempts.into_iter().map(renew).collect()
+}
+
+fn renew_lease(
+    core: &mut CoreOwners<'_>,
+    daemon: DaemonId,
+    (attempt, token): (AttemptId, &LeaseToken),
+    extension_ms: Option<u64>,
+    turn: &mut CoreTurn<'_>,
+) -> Result<u64, Rejection> {
+    let now = turn.now.monotonic;
+    if core.fleet.roster().holder_of(attempt) != Some(daemon) {
+        return Err(Rejection::UnknownAttempt);
+    }
+    let task = core.leases.task_of(attempt);
+    let live = task.and_then(|task| core.tasks.get_mut(task));
+    let live = live.ok_or(Rejection::UnknownAttempt)?;
+    if !matches_token(live.newest_attempt(), token) {
+        return Err(Rejection::BadProof);
+    }
+    if live.lease_ends_at().is_none_or(|ends| ends <= now) {
+        core.apply_to_attempt(attempt, MachineEvent::TimerExpired(TimerKey::Lease), turn);
+        return Err(Rejection::LeaseExpired);
+    }
+    let granted_ms = extension_ms.unwrap_or(live.spec.lease_ttl_ms);
+    live.renew_lease(now + granted_ms, turn.config, now);
+    if mutant!(HeartbeatFeedsIdle) {
+        let limits = LiveTask::timer_limits(&live.spec, turn.config);
+        live.timers
+            .on_fact(&TimerFact::Output { tool: None }, now, &limits);
+    }
+    if extension_ms.is_some() && !mutant!(HoldNotStored) {
+        store_extension(core, attempt, granted_ms, turn);
+    }
+    Ok(granted_ms)
+}
+
+/// Boot and the successor rule count with the largest grant, so it must be durable before it is
+/// used.
+fn store_extension(
+    core: &mut CoreOwners<'_>,
+    attempt: AttemptId,
+    granted_ms: u64,
+    turn: &mut CoreTurn<'_>,
+) {
+    let task = core.leases.task_of(attempt);
+    let Some(mut live) = task.and_then(|task| core.tasks.take_any(task)) else {
+        return;
+    };
+    if let Some(lease) = &mut live.newest_attempt_mut().lease {
+        lease.granted_ms = lease.granted_ms.max(granted_ms);
+    }
+    core.put_back_task(live, turn);
+}
+
+fn count_missed_attempts(
+    core: &mut CoreOwners<'_>,
+    daemon: DaemonId,
+    named: &BTreeSet<AttemptId>,
+    turn: &mut CoreTurn<'_>,
+) {
+    let Some(known) = core.fleet.roster().get(daemon) else {
+        return;
+    };
+    let unnamed: Vec<AttemptId> = known.held_attempts.difference(named).copied().collect();
+    for attempt in unnamed {
+        let task = core.leases.task_of(attempt);
+        let live = task.and_then(|task| core.tasks.get_mut(task));
+        if live.is_some_and(|live| {
+            count_missed_heartbeat(live, turn.now.monotonic, turn.config.heartbeat_ms)
+        }) {
+            core.apply_to_attempt(attempt, MachineEvent::MissingOnDaemon, turn);
         }
     }
+}
 
-    /// Credits agents that hold leases. Their calls waited in the same queue during the stall.
-    fn credit_agents(&mut self, now: MonotonicTime) {
-        for task in self.leased_attempts.values() {
-            if let Some(live) = self.tasks.get_mut(task)
-                && live.newest_attempt().agent_holder().is_some()
-            {
-                let wanted_ms = 2 * agent_renewal_ms(live.spec.lease_ttl_ms);
-                credit_lease(live, wanted_ms, &self.config, now);
+/// Credits agents that hold leases. Their calls waited in the same queue during the stall.
+pub(crate) fn credit_stall(
+    core: &mut CoreOwners<'_>,
+    last_turn_at: MonotonicTime,
+    turn: &mut CoreTurn<'_>,
+) {
+    let now = turn.now.monotonic;
+    let away_ms = now.since(last_turn_at);
+    if away_ms <= turn.config.stall_ms || core.leases.is_empty() || mutant!(StallCreditMissing) {
+        return;
+    }
+    turn.effects
+        .metrics
+        .push(CoreMetric::StallCredit { away_ms });
+    let known = core.fleet.roster().iter();
+    let connected = known.filter_map(|d| Some((d.id, d.presence.session()?)));
+    let connected: Vec<(DaemonId, SessionId)> = connected.collect();
+    for (daemon, session) in connected {
+        core.fleet.roster_mut().reset_silence(session, now);
+        let wanted_ms = 2 * heartbeat_interval_ms(core, daemon, turn);
+        let known = core.fleet.roster().get(daemon);
+        for attempt in known.into_iter().flat_map(|known| &known.held_attempts) {
+            let task = core.leases.task_of(*attempt);
+            if let Some(live) = task.and_then(|task| core.tasks.get_mut(task)) {
+                credit_lease(live, wanted_ms, turn.config, now);
             }
+        }
+    }
+    if !mutant!(AgentsNotCredited) {
+        credit_agents(core.tasks, core.leases, turn);
+    }
+}
+
+/// Agents have no stream that could be seen; their calls waited in the same line.
+fn credit_agents(tasks: &mut LiveTasks, leases: &LeaseIndex, turn: &CoreTurn<'_>) {
+    for task in leases.tasks() {
+        if let Some(live) = tasks.get_mut(task)
+            && live.newest_attempt().agent_holder().is_some()
+        {
+            let wanted_ms = 2 * agent_renewal_ms(live.spec.lease_ttl_ms);
+            credit_lease(live, wanted_ms, turn.config, turn.now.monotonic);
         }
     }
 }

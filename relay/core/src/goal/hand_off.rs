@@ -8,8 +8,10 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::{EventOutcome, MachineEvent};
-use crate::core_state::{Core, CoreTurn};
+use crate::config::Config;
+use crate::core_state::CoreOwners;
 use crate::goal::progress::{BlockDraft, CheckpointDraft, GoalReport, SanitizedText};
 use crate::goal::progress_report::{
     StoredProgress, add_checkpoint, check_accepted, progress_or_empty,
@@ -25,6 +27,7 @@ use crate::record::{
 };
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
 /// What became of such a word.
 #[derive(Clone, Debug)]
@@ -49,8 +52,8 @@ pub(crate) struct ParkRequest {
     pub(crate) control_seq: Option<u64>,
 }
 
-/// Parks an open task; what runs is stopped. What is stored last of all is the record, so a crash before it leaves the task
-/// as it was.
+/// Parks an open task; what runs is stopped. What is stored last of all is the record, so a crash
+/// before it leaves the task as it was.
 #[derive(Debug)]
 pub struct BlockTask {
     pub tenant: TenantId,
@@ -75,15 +78,17 @@ impl Command for BlockTask {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<BlockedTask> {
-        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, self.task) else {
             return Err(missing_task(&self.tenant, stored.finished));
         };
         let park = ParkRequest::from_block(*self.block, self.by.name, None);
-        let outcome = core.park_attempt(&mut live, park, stored.progress, turn);
+        let outcome = core
+            .attempt()
+            .park_attempt(&mut live, park, stored.progress, turn);
         let record = core.put_back_task(live, turn);
         let GoalOutcome { progress, .. } = outcome?;
         let blocked = BlockedTask { record, progress };
@@ -110,22 +115,27 @@ impl Command for ResumeTask {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Arc<TaskRecord>> {
-        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, self.task) else {
             return Err(missing_task(&self.tenant, stored.finished));
         };
-        let resumed = core.resume_task(&mut live, self.resume, self.attempt, turn);
+        let checked = check_resume(&live, self.attempt, turn.config).and_then(|()| {
+            let tenant = &live.spec.tenant;
+            core.tasks
+                .check_room_for_resume(tenant, &self.resume, turn.config)
+        });
+        let resumed = checked.map(|()| core.attempt().resume_task(&mut live, self.resume, turn));
         let record = core.put_back_task(live, turn);
         resumed.map(|()| CommandReply::after_task(self.task, record))
     }
 }
 
-impl Core {
-    /// Takes a daemon's report about the goal of its newest attempt. The caller has checked what comes before a body: shape,
-    /// owner, proof, lease. Refused, it changes nothing.
+impl AttemptOwners<'_> {
+    /// Takes a daemon's report about the goal of its newest attempt. The caller has checked what
+    /// comes before a body: shape, owner, proof, lease. Refused, it changes nothing.
     pub(crate) fn apply_goal_report(
         &mut self,
         live: &mut LiveTask,
@@ -205,12 +215,8 @@ impl Core {
         &mut self,
         live: &mut LiveTask,
         resume: Box<ResumeInstructions>,
-        seen: Option<AttemptId>,
         turn: &mut CoreTurn<'_>,
-    ) -> Result<(), Rejection> {
-        self.check_resume(live, seen)?;
-        self.open_limits
-            .check_room_for_resume(&live.spec.tenant, &resume, &self.config)?;
+    ) {
         let by = Arc::clone(&resume.by);
         let reason = Arc::clone(&resume.reason);
         live.add_event(
@@ -223,30 +229,6 @@ impl Core {
         if !mutant!(ResumeWordsLost) {
             live.newest_attempt_mut().resume = Some(resume);
         }
-        Ok(())
-    }
-
-    pub(crate) fn check_resume(
-        &self,
-        live: &LiveTask,
-        seen: Option<AttemptId>,
-    ) -> Result<(), Rejection> {
-        let record = live.record();
-        match seen.map(|seen| record.attempt(seen)) {
-            Some(None) => return Err(Rejection::UnknownAttempt),
-            Some(Some(seen)) if seen.id != live.newest_attempt().id && !mutant!(SentOnTwice) => {
-                return Err(not_parked_reason(Some(seen)));
-            }
-            Some(Some(_)) | None => {}
-        }
-        if record.attention.is_none() && !mutant!(SentOnTwice) {
-            return Err(not_parked_reason(record.attempts.iter().rev().nth(1)));
-        }
-        let many = record.attempts.len() >= size_limits::MAX_ATTEMPTS;
-        if many || record.counters.dispatches >= self.config.max_dispatches {
-            return Err(Rejection::DispatchLimit);
-        }
-        Ok(())
     }
 
     /// The parked attempt is handed off and its successor queued. What was spent stays spent.
@@ -269,8 +251,31 @@ impl Core {
             // It ended before its task waited for a person: the end stays, and who comes too late learns the same.
             live.newest_attempt_mut().handed_off_to = Some(to);
         }
-        self.queue_attempt_as(successor, live, true, turn);
+        self.schedule.queue_attempt_as(successor, live, true, turn);
     }
+}
+
+pub(crate) fn check_resume(
+    live: &LiveTask,
+    seen: Option<AttemptId>,
+    config: &Config,
+) -> Result<(), Rejection> {
+    let record = live.record();
+    match seen.map(|seen| record.attempt(seen)) {
+        Some(None) => return Err(Rejection::UnknownAttempt),
+        Some(Some(seen)) if seen.id != live.newest_attempt().id && !mutant!(SentOnTwice) => {
+            return Err(not_parked_reason(Some(seen)));
+        }
+        Some(Some(_)) | None => {}
+    }
+    if record.attention.is_none() && !mutant!(SentOnTwice) {
+        return Err(not_parked_reason(record.attempts.iter().rev().nth(1)));
+    }
+    let many = record.attempts.len() >= size_limits::MAX_ATTEMPTS;
+    if many || record.counters.dispatches >= config.max_dispatches {
+        return Err(Rejection::DispatchLimit);
+    }
+    Ok(())
 }
 
 impl ParkRequest {

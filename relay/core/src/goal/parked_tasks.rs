@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::ids::{TaskId, TenantId};
 use crate::io::command::{Command, CommandOutcome, CommandReply};
 use crate::io::stored_lookup::StoredRecords;
@@ -12,6 +12,7 @@ use crate::record::{AttentionCause, TaskRecord};
 use crate::task::live_task::LiveTask;
 use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
+use crate::turn::CoreTurn;
 
 /// Where a task stands in the list; also where a page ended.
 pub type ParkedListCursor = (Reverse<WallTime>, TaskId);
@@ -52,7 +53,7 @@ impl ParkedTasks {
     }
 
     /// The tenant's parked tasks behind `after`.
-    fn after_cursor(
+    pub(crate) fn after_cursor(
         &self,
         tenant: &TenantId,
         after: Option<ParkedListCursor>,
@@ -94,13 +95,12 @@ impl Command for ListParkedTasks {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         _turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
-        let parked = core.parked_tasks.after_cursor(&self.tenant, self.after);
-        let tasks = parked.filter_map(|task| core.tasks.get(&task));
-        let rows = tasks
+        let parked = core.tasks.parked_after(&self.tenant, self.after);
+        let rows = parked
             .filter(|live| self.matches(live))
             .map(|live| (live.shared_record(), Arc::clone(&live.spec)));
         Ok(CommandReply::after_everything(

@@ -1,10 +1,11 @@
-//! Reports about a task's goal: an update of its progress, a checkpoint. From a client, from a daemon's frame or from an
-//! agent's call; each ends in the same functions, after its own checks.
+//! Reports about a task's goal: an update of its progress, a checkpoint. From a client, from a
+//! daemon's frame or from an agent's call; each ends in the same functions, after its own checks.
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::MachineEvent;
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::goal::hand_off::{holder_name, missing_task};
 use crate::goal::progress::{CheckpointDraft, MAX_CHECKPOINTS, ProgressUpdate, SanitizedText};
 use crate::ids::{CheckpointId, TaskId, TenantId};
@@ -17,9 +18,11 @@ use crate::record::{
     AttemptState, CheckpointKind, CheckpointRecord, ProgressRecord, TaskRecord, TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
+use crate::turn::CoreTurn;
 
-/// What is stored of a task's progress; none before the first word of it. Where it cannot be read nothing is written over it:
-/// progress is refused, and milestones and blocks, which nobody could say again, leave it as it is.
+/// What is stored of a task's progress; none before the first word of it. Where it cannot be read
+/// nothing is written over it: progress is refused, and milestones and blocks, which cannot be
+/// reported again, leave it as it is.
 pub(crate) type StoredProgress = StoredLookup<Arc<ProgressRecord>>;
 
 /// Goal-level progress, reported by a client.
@@ -45,11 +48,11 @@ impl Command for UpdateProgress {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<UpdatedProgress> {
-        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, self.task) else {
             if stored.finished.is_some() && mutant!(FinishedProgresses) {
                 let replaced = ProgressRecord::empty(self.tenant.clone(), self.task);
                 turn.push_change(RecordChange::PutProgress(Arc::new(replaced)));
@@ -65,8 +68,9 @@ impl Command for UpdateProgress {
     }
 }
 
-impl Core {
-    /// Progress from the holder of the newest attempt: by a numbered frame, or by a call of an agent.
+impl AttemptOwners<'_> {
+    /// Progress from the holder of the newest attempt: by a numbered frame, or by a call of an
+    /// agent.
     pub(crate) fn report_progress(
         &mut self,
         live: &mut LiveTask,

@@ -1,19 +1,21 @@
-//! What the core is asked to decide: typed commands of clients and operators, messages of daemon sessions, and the passing
-//! of time.
+//! What the core is asked to decide: typed commands of clients and operators, messages of daemon
+//! sessions, and the passing of time.
 //!
-//! A command has its own reply type, states which stored records it needs, and decides itself (`run`). It travels with
-//! a reply port of the shell; the core returns the port together with the outcome as a delivery that waits until the
-//! decision is durable. The shell has authenticated, decoded and checked sizes before; the core checks meaning.
+//! A command has its own reply type, states which stored records it needs, and decides itself
+//! (`run`). It travels with a reply port of the shell; the core returns the port together with the
+//! outcome as a delivery that waits until the decision is durable. The shell has authenticated,
+//! decoded and checked sizes before; the core checks meaning.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::ids::{TaskId, TenantId, TokenId};
 use crate::io::effects::{CommitDependency, Delivery, GatedDelivery, ReadyReply};
 use crate::io::rejection::Rejection;
 use crate::io::session_input::SessionInput;
 use crate::io::stored_lookup::{StoredNeeds, StoredRecords};
+use crate::turn::CoreTurn;
 
 /// One request, with the type of its reply.
 pub trait Command: fmt::Debug + Send + 'static {
@@ -26,7 +28,7 @@ pub trait Command: fmt::Debug + Send + 'static {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply>;
@@ -77,7 +79,8 @@ impl<R> CommandReply<R> {
 pub enum CoreInput {
     Command(BoxedCommand),
     Session(SessionInput),
-    /// The shell has no room for what a new attempt would write, or has it again. Not stored: a start checks anew.
+    /// The shell has no room for what a new attempt would write, or has it again. Not stored: a
+    /// start checks anew.
     SuspendDispatch {
         suspended: bool,
     },
@@ -94,7 +97,8 @@ impl CoreInput {
         CoreInput::Command(BoxedCommand(Box::new(CommandCall { command, port })))
     }
 
-    /// Tasks whose stored record it may need: what was written of them before must be readable first.
+    /// Tasks whose stored record it may need: what was written of them before must be readable
+    /// first.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
             CoreInput::Command(command) => command.0.stored_needs().named_tasks(),
@@ -130,7 +134,7 @@ impl BoxedCommand {
     /// Decides it; the reply is ready to be sent.
     pub(crate) fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> GatedDelivery {
@@ -154,7 +158,7 @@ trait ErasedCommand: Send {
 
     fn run(
         self: Box<Self>,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> GatedDelivery;
@@ -173,7 +177,7 @@ where
 
     fn run(
         self: Box<Self>,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> GatedDelivery {

@@ -171,7 +171,8 @@ pub enum Delivery {
     },
 }
 
-/// An outcome with the port that takes it. The shell sends it once it may; dropped, the caller learns nothing.
+/// An outcome with the port that takes it. The shell sends it once it may; dropped, the caller
+/// learns nothing.
 pub struct ReadyReply(Box<dyn FnOnce() + Send>);
 
 impl ReadyReply {

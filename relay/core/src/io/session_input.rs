@@ -1,5 +1,6 @@
-//! What reaches the core from the session of a daemon: its Hello, heartbeats, frames of attempts, and the end of the
-//! stream. The shell has authenticated, decoded and checked sizes before; the core checks meaning.
+//! What reaches the core from the session of a daemon: its Hello, heartbeats, frames of attempts,
+//! and the end of the stream. The shell has authenticated, decoded and checked sizes before; the
+//! core checks meaning.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,17 +37,13 @@ pub enum SessionInput {
         heartbeat: HeartbeatMessage,
     },
     Frame(Box<AttemptFrame>),
-    /// Output arrived; coalesced by the session (at most every min(1 s, idle limit / 8) per attempt, trailing edge
-    /// flushed; the first event, the first visible one and each tool's first output go at once).
+    /// Output arrived; coalesced by the session (at most every min(1 s, idle limit / 8) per
+    /// attempt, trailing edge flushed; the first event, the first visible one and each tool's first
+    /// output go at once).
     Activity(OutputActivity),
-    /// A restart on purpose: renews the attempt for `granted_ms` (at most `Config::max_extension_ms`), committed
-    /// before it is acknowledged.
-    ExtendLeases {
-        session: SessionId,
-        request: u64,
-        attempts: Vec<(AttemptId, LeaseToken)>,
-        granted_ms: u64,
-    },
+    /// A restart on purpose: renews the attempt for `granted_ms` (at most
+    /// `Config::max_extension_ms`), committed before it is acknowledged.
+    ExtendLeases(LeaseExtension),
     /// A Dispatch that was certainly never written to its stream.
     DeliveryFailed {
         session: SessionId,
@@ -66,7 +63,7 @@ impl SessionInput {
             SessionInput::Closed { .. }
             | SessionInput::Heartbeat { .. }
             | SessionInput::Activity(_)
-            | SessionInput::ExtendLeases { .. }
+            | SessionInput::ExtendLeases(_)
             | SessionInput::DeliveryFailed { .. } => Vec::new(),
         }
     }
@@ -79,7 +76,7 @@ impl SessionInput {
             | SessionInput::Closed { .. }
             | SessionInput::Heartbeat { .. }
             | SessionInput::Activity(_)
-            | SessionInput::ExtendLeases { .. }
+            | SessionInput::ExtendLeases(_)
             | SessionInput::DeliveryFailed { .. } => None,
         }
     }
@@ -93,6 +90,15 @@ impl fmt::Debug for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LeaseToken(..)")
     }
+}
+
+/// More time for attempts whose daemon restarts on purpose.
+#[derive(Debug)]
+pub struct LeaseExtension {
+    pub session: SessionId,
+    pub request: u64,
+    pub attempts: Vec<(AttemptId, LeaseToken)>,
+    pub granted_ms: u64,
 }
 
 /// A daemon's first word on a stream. `daemon` and `scope` come from its credential.
@@ -184,7 +190,7 @@ pub struct AttemptFrame {
     /// Live frames that change the lease carry it; frames replayed from a disk outbox do not.
     pub proof: Option<LeaseToken>,
     pub body: FrameBody,
-    /// What the frame says about where the attempt runs, or what it left there.
+    /// What the frame reports about where the attempt runs, or what it left there.
     pub workspace: Option<Box<WorkspaceReport>>,
 }
 
@@ -221,7 +227,8 @@ pub enum FrameBody {
     PermissionRequest {
         input: InputId,
         tool_name: Arc<str>,
-        /// What the tool would be called with: what rules look at, and what an answer is bound to. Part of the payload.
+        /// What the tool would be called with: what rules look at, and what an answer is bound to.
+        /// Part of the payload.
         arguments: Arc<[u8]>,
         payload: Arc<[u8]>,
     },
@@ -241,12 +248,13 @@ pub enum FrameBody {
     Completed(CompletedBody),
     Errored(ErroredBody),
     Canceled(CanceledBody),
-    /// The daemon gives it back untouched or stopped on purpose; the task is queued again and nothing is counted.
+    /// The daemon gives it back untouched or stopped on purpose; the task is queued again and
+    /// nothing is counted.
     Released {
         reason: Option<Arc<str>>,
         termination: ProcessTermination,
     },
-    /// The processes are gone; sent when no terminal frame says so.
+    /// The processes are gone; sent when no terminal frame proves it.
     Receipt {
         termination: ProcessTermination,
     },

@@ -1,5 +1,6 @@
-//! What the core needs of the store. It holds live tasks only: where an input names a finished task, an idempotency key or
-//! a task's progress, the record is read first. How it is read is the shell's matter (`StoredTasks`).
+//! What the core needs of the store. It holds live tasks only: where an input names a finished
+//! task, an idempotency key or a task's progress, the record is read first. How it is read is the
+//! shell's matter (`StoredTasks`).
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use crate::ids::{TaskId, TenantId, TenantScope};
 use crate::record::{IdempotencyRecord, ProgressRecord, TaskRecord};
 use crate::task::spec::TaskSpec;
 
-/// The record exists and cannot be decoded. It must not count as absent, or it would be overwritten.
+/// The record exists and cannot be decoded. It must not count as absent, or it would be
+/// overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreadableRecord;
 
@@ -20,7 +22,8 @@ pub enum TaskLookup {
     /// Not looked up yet, or it was open then and may have ended since.
     #[default]
     Open,
-    /// It does not exist; a task that does not exist never appears later, so it is not looked up again.
+    /// It does not exist; a task that does not exist never appears later, so it is not looked up
+    /// again.
     Missing,
     Finished(FinishedTask),
 }
@@ -114,8 +117,8 @@ impl StoredNeeds {
         }
     }
 
-    /// The task of an idempotency key is not among them: the core has the keys of live tasks, and a task that ended in
-    /// the same turn is answered as it was before.
+    /// The task of an idempotency key is not among them: the core has the keys of live tasks, and a
+    /// task that ended in the same turn is answered as it was before.
     pub(crate) fn named_tasks(&self) -> Vec<TaskId> {
         let named = self.task.iter().chain(&self.removable);
         named.map(|(_, task)| *task).collect()

@@ -5,15 +5,16 @@
 
 use std::sync::Arc;
 
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::ids::{DaemonId, TenantScope};
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
-use crate::io::effects::{CloseReason, CommitDependency, DaemonMessage, DaemonView, RecordChange};
+use crate::io::effects::DaemonView;
 use crate::io::rejection::Rejection;
 use crate::io::stored_lookup::StoredRecords;
+use crate::operator::inspection::daemon_view;
 use crate::operator::rate_limit::OperationTarget;
-use crate::record::{DaemonChange, DaemonCondition, DaemonOperation, DrainMark};
-use crate::task::size_limits;
+use crate::record::{DaemonOperation, DrainMark};
+use crate::turn::CoreTurn;
 
 /// An operator's word on one daemon.
 #[derive(Debug)]
@@ -41,118 +42,38 @@ impl Command for OperateDaemon {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Box<DaemonView>> {
-        let view = core.operate_daemon(self, turn)?;
-        Ok(CommandReply::after_everything(Box::new(view)))
-    }
-}
-
-impl Core {
-    fn operate_daemon(
-        &mut self,
-        operate: OperateDaemon,
-        turn: &mut CoreTurn<'_>,
-    ) -> Result<DaemonView, Rejection> {
-        let daemon = operate.daemon;
-        if operate.operation.needs_reason() && operate.reason.trim().is_empty() {
+        let daemon = self.daemon;
+        if self.operation.needs_reason() && self.reason.trim().is_empty() {
             return Err(Rejection::ReasonMissing);
         }
-        if !self.may_operate_daemon(&operate.scope, daemon) {
+        if !core.fleet.may_operate(&self.scope, daemon) {
             return Err(Rejection::UnknownDaemon);
         }
         let target = OperationTarget::Daemon(daemon);
-        self.operator_limit
-            .admit(operate.by.token, target, turn.now.monotonic)?;
-        let before = self.daemon_condition(daemon);
-        match operate.operation {
+        core.operators
+            .admit(self.by.token, target, turn.now.monotonic)?;
+        let before = core.fleet.condition(daemon);
+        match self.operation {
             DaemonOperation::Drain => {
                 let mark = DrainMark {
-                    by: Arc::clone(&operate.by.name),
-                    reason: Arc::clone(&operate.reason),
+                    by: Arc::clone(&self.by.name),
+                    reason: Arc::clone(&self.reason),
                     since: turn.now.wall,
                 };
-                self.set_drain_mark(daemon, Some(mark), turn);
+                core.fleet.set_drain_mark(daemon, Some(mark), turn);
             }
-            DaemonOperation::Undrain => self.set_drain_mark(daemon, None, turn),
-            DaemonOperation::Disconnect => self.disconnect_daemon(daemon, turn),
+            DaemonOperation::Undrain => core.fleet.set_drain_mark(daemon, None, turn),
+            DaemonOperation::Disconnect => core.fleet.disconnect(daemon, turn),
         }
-        if before != self.daemon_condition(daemon) {
-            self.record_daemon_change(operate, before, turn);
+        if before != core.fleet.condition(daemon) {
+            core.fleet.record_change(self, before, turn);
         }
-        let view = self.daemon_view(daemon, turn.now);
-        view.ok_or(Rejection::UnknownDaemon)
-    }
-
-    /// Its attempts go on under their leases; it comes back by itself.
-    fn disconnect_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
-        if let Some(session) = self.roster.session_of(daemon) {
-            self.close_session(session, CloseReason::Disconnected, turn);
-        }
-    }
-
-    /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
-    pub(crate) fn may_operate_daemon(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
-        let record = self.daemon_registry.get(daemon);
-        record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
-    }
-
-    fn daemon_condition(&self, daemon: DaemonId) -> DaemonCondition {
-        let record = self.daemon_registry.get(daemon);
-        DaemonCondition {
-            drained: record.is_some_and(|record| record.drained.is_some()),
-            connected: self.roster.session_of(daemon).is_some(),
-        }
-    }
-
-    /// The daemon hears of it in any case: it says itself that it rests, until it is told otherwise.
-    fn set_drain_mark(
-        &mut self,
-        daemon: DaemonId,
-        mark: Option<DrainMark>,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let withdrawn = mark.is_none();
-        if let Some(record) = self.daemon_registry.set_drain_mark(daemon, mark) {
-            self.roster
-                .set_drained(daemon, !withdrawn, turn.now.monotonic);
-            turn.push_change(RecordChange::PutDaemon(record));
-        }
-        if let Some(session) = self.roster.session_of(daemon) {
-            let drain = DaemonMessage::Drain { withdrawn };
-            turn.send_to_session(CommitDependency::Everything, session, drain);
-        }
-    }
-
-    fn record_daemon_change(
-        &mut self,
-        operate: OperateDaemon,
-        before: DaemonCondition,
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let Some(record) = self.daemon_registry.get(operate.daemon) else {
-            return;
-        };
-        if mutant!(DrainUnaudited) {
-            return;
-        }
-        let (mut by, mut reason) = (operate.by.name, operate.reason);
-        size_limits::clip(&mut by, size_limits::MAX_NAME_BYTES);
-        size_limits::clip(&mut reason, size_limits::MAX_NOTE_BYTES);
-        let change = DaemonChange {
-            daemon: operate.daemon,
-            scope: record.scope.clone(),
-            name: Arc::clone(&record.name),
-            operation: operate.operation,
-            before,
-            after: self.daemon_condition(operate.daemon),
-            by,
-            reason,
-            at: turn.now.wall,
-        };
-        self.daemon_changes.record_change(change);
-        turn.push_change(RecordChange::PutDaemonChanges(self.daemon_changes.clone()));
+        let view = daemon_view(core.fleet, core.tasks, core.leases, daemon, turn.now);
+        let view = view.ok_or(Rejection::UnknownDaemon)?;
+        Ok(CommandReply::after_everything(Box::new(view)))
     }
 }

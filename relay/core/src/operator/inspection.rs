@@ -2,25 +2,28 @@
 
 use std::sync::Arc;
 
-use crate::attempt::fences::{Fence, FenceGuard};
+use crate::attempt::attempt_owners::holder_session;
+use crate::attempt::lease_index::LeaseIndex;
 use crate::attempt::timers::{ArmedTimerView, TimerKey};
-use crate::core_state::{Core, CoreTurn};
+use crate::config::Config;
+use crate::core_state::CoreOwners;
+use crate::fleet::Fleet;
 use crate::fleet::heartbeat::agent_renewal_ms;
 use crate::fleet::roster::{DaemonPresence, RosterDaemon};
 use crate::ids::{AttemptId, DaemonId, DaemonRef, TaskId, TenantId, TenantScope};
 use crate::io::command::{Command, CommandOutcome, CommandReply};
-use crate::io::effects::{
-    ConnectionView, DaemonView, DeadlineView, HeldAttemptView, PauseLevel, TaskView, WaitReason,
-};
+use crate::io::effects::{ConnectionView, DaemonView, DeadlineView, HeldAttemptView, TaskView};
 use crate::io::rejection::Rejection;
 use crate::io::stored_lookup::StoredRecords;
-use crate::record::{AttemptState, DaemonRecord, FailureCode, PauseMark};
-use crate::schedule::conversation::ConversationKey;
+use crate::record::{DaemonRecord, FailureCode};
+use crate::schedule::Schedule;
 use crate::schedule::requirements::{DaemonNeed, TaskRequirements};
 use crate::task::diagnosis;
 use crate::task::diagnosis::{DiagnosisFacts, TaskDiagnosis};
 use crate::task::live_task::{LiveTask, wall_time_at};
+use crate::task::live_tasks::LiveTasks;
 use crate::time::{ClockReading, MonotonicTime, WallTime};
+use crate::turn::CoreTurn;
 
 /// Daemons that one sentence names.
 const MAX_NAMED_DAEMONS: usize = 3;
@@ -36,13 +39,15 @@ impl Command for ListDaemons {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
-        let known = core.daemon_registry.values();
+        let known = core.fleet.records();
         let seen = known.filter(|record| may_see_daemon(&self.scope, record));
-        let views = seen.filter_map(|record| core.daemon_view(record.daemon, turn.now));
+        let views = seen.filter_map(|record| {
+            daemon_view(core.fleet, core.tasks, core.leases, record.daemon, turn.now)
+        });
         Ok(CommandReply::after_everything(views.collect()))
     }
 }
@@ -59,11 +64,11 @@ impl Command for FindDaemon {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         _turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
-        let daemon = core.find_daemon(&self.scope, &self.named)?;
+        let daemon = find_daemon(core.fleet, &self.scope, &self.named)?;
         Ok(CommandReply::immediate(daemon))
     }
 }
@@ -80,12 +85,12 @@ impl Command for ShowDaemon {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
-        let daemon = core.find_daemon(&self.scope, &self.named)?;
-        let view = core.daemon_view(daemon, turn.now);
+        let daemon = find_daemon(core.fleet, &self.scope, &self.named)?;
+        let view = daemon_view(core.fleet, core.tasks, core.leases, daemon, turn.now);
         let view = view.ok_or(Rejection::UnknownDaemon)?;
         Ok(CommandReply::after_everything(Box::new(view)))
     }
@@ -103,229 +108,190 @@ impl Command for InspectTask {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
-        let live = core.tasks.get(&self.task);
+        let live = core.tasks.get(self.task);
         let own = live.filter(|live| live.record().tenant == self.tenant);
-        let view = core.task_view(own.ok_or(Rejection::UnknownTask)?, turn.now);
+        let view = task_view(
+            core.fleet,
+            core.schedule,
+            own.ok_or(Rejection::UnknownTask)?,
+            turn,
+        );
         Ok(CommandReply::after_task(self.task, Box::new(view)))
     }
 }
 
-impl Core {
-    /// Daemons that the caller may not see do not exist for them, not even where a name is used twice.
-    fn find_daemon(&self, scope: &TenantScope, named: &DaemonRef) -> Result<DaemonId, Rejection> {
-        let mut found = self
-            .daemon_registry
-            .find_by_ref(named)
-            .filter(|one| may_see_daemon(scope, one));
-        match (found.next(), found.next()) {
-            (Some(one), None) => Ok(one.daemon),
-            (None, _) => Err(Rejection::UnknownDaemon),
-            (Some(_), Some(_)) => Err(Rejection::AmbiguousDaemon),
-        }
+/// Daemons that the caller may not see do not exist for them, not even where a name is used twice.
+fn find_daemon(
+    fleet: &Fleet,
+    scope: &TenantScope,
+    named: &DaemonRef,
+) -> Result<DaemonId, Rejection> {
+    let mut found = fleet
+        .find_by_ref(named)
+        .filter(|one| may_see_daemon(scope, one));
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one.daemon),
+        (None, _) => Err(Rejection::UnknownDaemon),
+        (Some(_), Some(_)) => Err(Rejection::AmbiguousDaemon),
     }
+}
 
-    pub(crate) fn daemon_view(&self, daemon: DaemonId, now: ClockReading) -> Option<DaemonView> {
-        let record = Arc::clone(self.daemon_registry.get(daemon)?);
-        let live: &RosterDaemon = self.roster.get(daemon)?;
-        Some(DaemonView {
-            record,
-            connected: connection_view(&live.presence, now),
-            draining: live.draining || live.drained,
-            is_sick: live.is_sick(now.monotonic) || live.is_unfit(),
-            free_slots: live.free_slots(),
-            consecutive_failures: live.consecutive_failures,
-            load: live.load,
-            viewed_at: now.wall,
-            held_attempts: live
-                .held_attempts
-                .iter()
-                .filter_map(|id| self.held_attempt_view(*id))
-                .collect(),
-        })
+pub(crate) fn daemon_view(
+    fleet: &Fleet,
+    tasks: &LiveTasks,
+    leases: &LeaseIndex,
+    daemon: DaemonId,
+    now: ClockReading,
+) -> Option<DaemonView> {
+    let record = Arc::clone(fleet.record(daemon)?);
+    let live: &RosterDaemon = fleet.roster().get(daemon)?;
+    Some(DaemonView {
+        record,
+        connected: connection_view(&live.presence, now),
+        draining: live.draining || live.drained,
+        is_sick: live.is_sick(now.monotonic) || live.is_unfit(),
+        free_slots: live.free_slots(),
+        consecutive_failures: live.consecutive_failures,
+        load: live.load,
+        viewed_at: now.wall,
+        held_attempts: live
+            .held_attempts
+            .iter()
+            .filter_map(|id| held_attempt_view(tasks, leases, *id))
+            .collect(),
+    })
+}
+
+fn held_attempt_view(
+    tasks: &LiveTasks,
+    leases: &LeaseIndex,
+    attempt: AttemptId,
+) -> Option<HeldAttemptView> {
+    let live = tasks.get(leases.task_of(attempt)?)?;
+    let newest = live.newest_attempt();
+    Some(HeldAttemptView {
+        task: live.id(),
+        attempt,
+        number: newest.number,
+        state: newest.state.kind(),
+        phase: newest.phase,
+        agent: live.spec.agent.clone(),
+        since: newest.stage_times.offered,
+        tool: newest.open_tools.last().map(|tool| tool.name.clone()),
+    })
+}
+
+fn task_view(fleet: &Fleet, schedule: &Schedule, live: &LiveTask, turn: &CoreTurn<'_>) -> TaskView {
+    let now = turn.now;
+    let waits = schedule.wait_reason(live, now.monotonic);
+    TaskView {
+        record: live.shared_record(),
+        spec: Arc::clone(&live.spec),
+        deadlines: live
+            .timers
+            .armed_timers()
+            .map(|armed| deadline_view(armed, now))
+            .collect(),
+        wait_reason: waits.map(|(waits, _)| waits),
+        max_wait_ms: waits.and_then(|(_, until)| Some(until?.since(now.monotonic))),
+        waits_for_task: schedule.blocking_turn(live, now.monotonic),
+        unmet_need: first_unmet_need(fleet, live, |daemon| fleet.is_connected(daemon.id)),
+        pause: schedule.blocking_pause(live),
+        diagnoses: diagnose_task(fleet, live, turn),
     }
+}
 
-    fn held_attempt_view(&self, attempt: AttemptId) -> Option<HeldAttemptView> {
-        let live = self.tasks.get(self.leased_attempts.get(&attempt)?)?;
-        let newest = live.newest_attempt();
-        Some(HeldAttemptView {
-            task: live.id(),
-            attempt,
-            number: newest.number,
-            state: newest.state.kind(),
-            phase: newest.phase,
-            agent: live.spec.agent.clone(),
-            since: newest.stage_times.offered,
-            tool: newest.open_tools.last().map(|tool| tool.name.clone()),
-        })
+fn diagnose_task(fleet: &Fleet, live: &LiveTask, turn: &CoreTurn<'_>) -> Vec<TaskDiagnosis> {
+    let now = turn.now.monotonic;
+    let nobody = first_unmet_need(fleet, live, |_| true);
+    let since = |at: Option<MonotonicTime>| at.or(live.confirmed_at).map(|at| now.since(at));
+    let facts = DiagnosisFacts {
+        holder_disconnected: holder_session(fleet.roster(), live).is_none(),
+        quiet_ms: since(live.last_frame_at),
+        unrenewed_ms: since(live.renewed_at),
+        heartbeat_ms: renewal_interval_ms(live, turn.config),
+        unmet_need: nobody.as_deref(),
+        stored_output_bytes: None,
+    };
+    diagnosis::diagnose(live.record(), &facts)
+}
+
+/// An agent that holds its lease itself has no heartbeat of a daemon's.
+fn renewal_interval_ms(live: &LiveTask, config: &Config) -> u64 {
+    let ttl_ms = live.spec.lease_ttl_ms;
+    match live.newest_attempt().agent_holder() {
+        Some(_) => agent_renewal_ms(ttl_ms),
+        None => config.heartbeat_ms_for(ttl_ms),
     }
+}
 
-    fn task_view(&self, live: &LiveTask, now: ClockReading) -> TaskView {
-        let waits = self.wait_reason(live, now.monotonic);
-        TaskView {
-            record: live.shared_record(),
-            spec: Arc::clone(&live.spec),
-            deadlines: live
-                .timers
-                .armed_timers()
-                .map(|armed| deadline_view(armed, now))
-                .collect(),
-            wait_reason: waits.map(|(waits, _)| waits),
-            max_wait_ms: waits.and_then(|(_, until)| Some(until?.since(now.monotonic))),
-            waits_for_task: self.blocking_turn(live, now.monotonic),
-            unmet_need: self
-                .first_unmet_need(live, |daemon| self.roster.session_of(daemon.id).is_some()),
-            pause: self.blocking_pause(live),
-            diagnoses: self.diagnose_task(live, now.monotonic),
-        }
+/// The first need that keeps every such daemon out, counting only those that met the needs before
+/// it.
+fn first_unmet_need(
+    fleet: &Fleet,
+    live: &LiveTask,
+    among: impl Fn(&RosterDaemon) -> bool,
+) -> Option<String> {
+    if live.spec.agent_held {
+        return None;
     }
-
-    /// The turn whose end it waits for.
-    fn blocking_turn(&self, live: &LiveTask, now: MonotonicTime) -> Option<TaskId> {
-        let key = ConversationKey::from_spec(&live.spec);
-        let waits = live.newest_attempt().state == AttemptState::Queued;
-        let fence = self.fences.check_lease(live.id(), key.as_ref(), now).err();
-        let other = fence.map(|fence| fence.task);
-        other.filter(|task| waits && *task != live.id())
-    }
-
-    /// The narrowest pause that it waits for.
-    fn blocking_pause(&self, live: &LiveTask) -> Option<(PauseLevel, PauseMark)> {
-        let tenant = self.pauses.pause_of_tenant(&live.spec.tenant);
-        let own = live
-            .record()
-            .paused
-            .as_ref()
-            .map(|own| (PauseLevel::Task, own));
-        let wider = tenant.map(|pause| (PauseLevel::Tenant, pause));
-        let all = self.scheduler.paused.as_ref();
-        let found = own
-            .or(wider)
-            .or(all.map(|all| (PauseLevel::Scheduler, all)));
-        found.map(|(paused, pause)| (paused, pause.clone()))
-    }
-
-    fn diagnose_task(&self, live: &LiveTask, now: MonotonicTime) -> Vec<TaskDiagnosis> {
-        let nobody = self.first_unmet_need(live, |_| true);
-        let since = |at: Option<MonotonicTime>| at.or(live.confirmed_at).map(|at| now.since(at));
-        let facts = DiagnosisFacts {
-            holder_disconnected: self.session_of(live).is_none(),
-            quiet_ms: since(live.last_frame_at),
-            unrenewed_ms: since(live.renewed_at),
-            heartbeat_ms: self.renewal_interval_ms(live),
-            unmet_need: nobody.as_deref(),
-            stored_output_bytes: None,
-        };
-        diagnosis::diagnose(live.record(), &facts)
-    }
-
-    /// An agent that holds its lease itself has no heartbeat of a daemon's.
-    fn renewal_interval_ms(&self, live: &LiveTask) -> u64 {
-        let ttl_ms = live.spec.lease_ttl_ms;
-        match live.newest_attempt().agent_holder() {
-            Some(_) => agent_renewal_ms(ttl_ms),
-            None => self.config.heartbeat_ms_for(ttl_ms),
-        }
-    }
-
-    /// The first need that keeps every such daemon out, counting only those that met the needs before it.
-    fn first_unmet_need(
-        &self,
-        live: &LiveTask,
-        among: impl Fn(&RosterDaemon) -> bool,
-    ) -> Option<String> {
-        if live.spec.agent_held {
-            return None;
-        }
-        let requirements = TaskRequirements::from_spec(&live.spec);
-        let known = self.daemon_registry.values();
-        let mut left: Vec<&RosterDaemon> = known
-            .filter_map(|record| self.roster.get(record.daemon))
-            .filter(|daemon| among(daemon))
-            .collect();
-        for need in requirements.needs() {
-            if !left
-                .iter()
-                .any(|daemon| requirements.meets_need(daemon, need))
-            {
-                return Some(self.describe_need(need, &live.spec.tenant, &left));
-            }
-            left.retain(|daemon| requirements.meets_need(daemon, need));
-        }
-        None
-    }
-
-    /// A need with what people know: a daemon's name, and on which of these daemons an agent is not in order.
-    fn describe_need(
-        &self,
-        need: DaemonNeed<'_>,
-        tenant: &TenantId,
-        left: &[&RosterDaemon],
-    ) -> String {
-        match need {
-            DaemonNeed::Daemon(id) => match self.daemon_registry.get(id) {
-                Some(wanted) if wanted.scope.covers(tenant) => format!("is {}", wanted.name),
-                Some(_) | None => need.to_string(),
-            },
-            DaemonNeed::Agent(name) => {
-                let records = left
-                    .iter()
-                    .filter_map(|daemon| self.daemon_registry.get(daemon.id));
-                let broken = records.filter_map(|record| {
-                    let agent = record.agents.iter().find(|agent| agent.name == name)?;
-                    let problem = match agent.problem.as_deref()? {
-                        missing if missing == FailureCode::ProviderMissing.as_str() => {
-                            "its program is missing"
-                        }
-                        other => other,
-                    };
-                    Some(format!("on {}: {problem}", record.name))
-                });
-                let broken: Vec<String> = broken.take(MAX_NAMED_DAEMONS).collect();
-                if broken.is_empty() {
-                    return need.to_string();
-                }
-                format!("{need} in working order ({})", broken.join(", "))
-            }
-            DaemonNeed::Tenant
-            | DaemonNeed::Label(..)
-            | DaemonNeed::Capability(_)
-            | DaemonNeed::Workspace(_) => need.to_string(),
-        }
-    }
-
-    /// What it waits for, and until when at most where time alone ends that.
-    fn wait_reason(
-        &self,
-        live: &LiveTask,
-        now: MonotonicTime,
-    ) -> Option<(WaitReason, Option<MonotonicTime>)> {
-        if live.record().attention.is_some()
-            || live.newest_attempt().state == AttemptState::WaitingInput
+    let requirements = TaskRequirements::from_spec(&live.spec);
+    let known = fleet.records();
+    let mut left: Vec<&RosterDaemon> = known
+        .filter_map(|record| fleet.roster().get(record.daemon))
+        .filter(|daemon| among(daemon))
+        .collect();
+    for need in requirements.needs() {
+        if !left
+            .iter()
+            .any(|daemon| requirements.meets_need(daemon, need))
         {
-            return Some((WaitReason::Person, None));
+            return Some(describe_need(fleet, need, &live.spec.tenant, &left));
         }
-        if let Some(retry_at) = live.retry_at {
-            return Some((WaitReason::Backoff, Some(retry_at)));
+        left.retain(|daemon| requirements.meets_need(daemon, need));
+    }
+    None
+}
+
+/// A need with what people know: a daemon's name, and on which of these daemons an agent is not in
+/// order.
+fn describe_need(
+    fleet: &Fleet,
+    need: DaemonNeed<'_>,
+    tenant: &TenantId,
+    left: &[&RosterDaemon],
+) -> String {
+    match need {
+        DaemonNeed::Daemon(id) => match fleet.record(id) {
+            Some(wanted) if wanted.scope.covers(tenant) => format!("is {}", wanted.name),
+            Some(_) | None => need.to_string(),
+        },
+        DaemonNeed::Agent(name) => {
+            let records = left.iter().filter_map(|daemon| fleet.record(daemon.id));
+            let broken = records.filter_map(|record| {
+                let agent = record.agents.iter().find(|agent| agent.name == name)?;
+                let problem = match agent.problem.as_deref()? {
+                    missing if missing == FailureCode::ProviderMissing.as_str() => {
+                        "its program is missing"
+                    }
+                    other => other,
+                };
+                Some(format!("on {}: {problem}", record.name))
+            });
+            let broken: Vec<String> = broken.take(MAX_NAMED_DAEMONS).collect();
+            if broken.is_empty() {
+                return need.to_string();
+            }
+            format!("{need} in working order ({})", broken.join(", "))
         }
-        if live.newest_attempt().state != AttemptState::Queued {
-            return None;
-        }
-        if self.is_paused(live) {
-            return Some((WaitReason::Pause, None));
-        }
-        if self.dispatch_suspended {
-            return Some((WaitReason::DiskSpace, None));
-        }
-        let key = ConversationKey::from_spec(&live.spec);
-        match self.fences.check_lease(live.id(), key.as_ref(), now) {
-            Err(fence) => Some(fence_wait(fence)),
-            Ok(()) if live.spec.agent_held => Some((WaitReason::Agent, None)),
-            Ok(()) => Some((WaitReason::Daemon, None)),
-        }
+        DaemonNeed::Tenant
+        | DaemonNeed::Label(..)
+        | DaemonNeed::Capability(_)
+        | DaemonNeed::Workspace(_) => need.to_string(),
     }
 }
 
@@ -334,14 +300,6 @@ fn may_see_daemon(scope: &TenantScope, record: &DaemonRecord) -> bool {
     match scope {
         TenantScope::All => true,
         TenantScope::One(tenant) => record.scope.covers(tenant),
-    }
-}
-
-fn fence_wait(fence: &Fence) -> (WaitReason, Option<MonotonicTime>) {
-    match fence.guard {
-        FenceGuard::Leased => (WaitReason::Conversation, None),
-        FenceGuard::Until(at) if fence.is_inherited() => (WaitReason::Inheritance, Some(at)),
-        FenceGuard::Until(at) => (WaitReason::Fence, Some(at)),
     }
 }
 

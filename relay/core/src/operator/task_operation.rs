@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::AttemptOwners;
 use crate::attempt::machine::{ForceAttemptEnd, ForcedEnd, MachineEvent};
 use crate::attempt::timers::TimerSet;
-use crate::core_state::{Core, CoreTurn};
+use crate::config::Config;
+use crate::core_state::CoreOwners;
 use crate::goal::completion_contract;
 use crate::ids::{AttemptId, TaskId, TenantId};
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
@@ -19,9 +21,12 @@ use crate::record::{
     TimelineEventKind,
 };
 use crate::task::live_task::LiveTask;
+use crate::task::live_tasks::LiveTasks;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
-/// An operator's verb on one task: limited in number, and on record with the states before and after.
+/// An operator's verb on one task: limited in number, and on record with the states before and
+/// after.
 #[derive(Debug)]
 pub struct OperateTask {
     pub tenant: TenantId,
@@ -48,7 +53,7 @@ impl Command for OperateTask {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<OperatedTask> {
@@ -56,12 +61,12 @@ impl Command for OperateTask {
             return Err(Rejection::ReasonMissing);
         }
         let task = self.task;
-        let mut live = core.take_operated_task(&self, stored.finished)?;
+        let mut live = take_operated_task(core.tasks, &self, stored.finished)?;
         let target = OperationTarget::Task(task);
         let admitted = core
-            .operator_limit
+            .operators
             .admit(self.by.token, target, turn.now.monotonic)
-            .and_then(|()| core.check_operation(&live, &self.operation));
+            .and_then(|()| check_operation(core.tasks, &live, &self.operation, turn.config));
         if let Err(code) = admitted {
             if !live.is_reopened() {
                 core.put_back_task(live, turn);
@@ -72,7 +77,7 @@ impl Command for OperateTask {
             !matches!(self.operation, TaskOperation::Pause) || live.record().paused.is_none();
         if changed {
             record_audit(&mut live, &self);
-            core.run_operation(&mut live, self, turn);
+            core.attempt().run_operation(&mut live, self, turn);
         }
         let record = core.put_back_task(live, turn);
         Ok(CommandReply::after_task(
@@ -147,55 +152,7 @@ impl TaskOperation {
     }
 }
 
-impl Core {
-    /// Of finished tasks only a retry wants more than to hear that they are.
-    fn take_operated_task(
-        &mut self,
-        operate: &OperateTask,
-        finished: Option<FinishedTask>,
-    ) -> Result<Box<LiveTask>, Rejection> {
-        if let Some(live) = self.take_task(&operate.tenant, operate.task) {
-            return Ok(live);
-        }
-        let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
-        let known = known.ok_or(Rejection::UnknownTask)?;
-        match operate.operation {
-            TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(known))),
-            TaskOperation::ForceRelease { .. }
-            | TaskOperation::ForceFail { .. }
-            | TaskOperation::Complete { .. }
-            | TaskOperation::Pause
-            | TaskOperation::Unpause => Err(Rejection::AlreadyFinished),
-        }
-    }
-
-    fn check_operation(&self, live: &LiveTask, verb: &TaskOperation) -> Result<(), Rejection> {
-        match verb {
-            TaskOperation::ForceRelease { attempt } => {
-                check_seen_attempt(live, *attempt)?;
-                if live.is_newest_leased() {
-                    // Another attempt follows it.
-                    check_attempt_limit(live)
-                } else {
-                    Err(Rejection::NotHeld)
-                }
-            }
-            TaskOperation::ForceFail { attempt } => {
-                check_seen_attempt(live, *attempt)?;
-                let over = live.newest_attempt().state.end().is_some();
-                if over {
-                    Err(Rejection::NotOpen)
-                } else {
-                    Ok(())
-                }
-            }
-            TaskOperation::Retry { allow_unsafe } => self.check_retry(live, *allow_unsafe),
-            TaskOperation::Complete { overridden, .. } => check_complete(live, *overridden),
-            TaskOperation::Unpause if live.record().paused.is_none() => Err(Rejection::NotPaused),
-            TaskOperation::Pause | TaskOperation::Unpause => Ok(()),
-        }
-    }
-
+impl AttemptOwners<'_> {
     fn run_operation(
         &mut self,
         live: &mut LiveTask,
@@ -214,12 +171,12 @@ impl Core {
             TaskOperation::Complete { result, .. } => {
                 if live.newest_attempt().state.end().is_some() {
                     // Its end is final: what a person adds stands beside it.
-                    self.queue_attempt(live, true, turn);
+                    self.schedule.queue_attempt(live, true, turn);
                 }
                 self.force_attempt_end(live, ForcedEnd::Completed { result }, reason, turn);
             }
-            TaskOperation::Pause => self.pause_task(live, by, reason, turn),
-            TaskOperation::Unpause => self.unpause_task(live, reason, turn),
+            TaskOperation::Pause => self.schedule.pause_task(live, by, reason, turn),
+            TaskOperation::Unpause => self.schedule.unpause_task(live, reason, turn),
         }
     }
 
@@ -247,41 +204,96 @@ impl Core {
         turn: &mut CoreTurn<'_>,
     ) {
         if live.is_reopened() {
-            self.fence_inherited(live, turn.now);
+            self.schedule.fence_inherited(live, turn);
         }
         live.add_event(TimelineEventKind::RetryAsked, Some(reason));
         self.start_successor(live, by, turn);
     }
+}
 
-    fn check_retry(&self, live: &LiveTask, allow_unsafe: bool) -> Result<(), Rejection> {
-        match live.record().state {
-            TaskState::Failed
-            | TaskState::TimedOut
-            | TaskState::Lost
-            | TaskState::NeedsAttention => {}
-            TaskState::Pending if live.record().retry.is_some() => {}
-            TaskState::Pending | TaskState::Queued | TaskState::Running
-                if live.record().cancel.is_some() =>
-            {
-                return Err(Rejection::BeingCanceled);
+/// Of finished tasks only a retry wants more than to hear that they are.
+fn take_operated_task(
+    tasks: &mut LiveTasks,
+    operate: &OperateTask,
+    finished: Option<FinishedTask>,
+) -> Result<Box<LiveTask>, Rejection> {
+    if let Some(live) = tasks.take(&operate.tenant, operate.task) {
+        return Ok(live);
+    }
+    let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
+    let known = known.ok_or(Rejection::UnknownTask)?;
+    match operate.operation {
+        TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(known))),
+        TaskOperation::ForceRelease { .. }
+        | TaskOperation::ForceFail { .. }
+        | TaskOperation::Complete { .. }
+        | TaskOperation::Pause
+        | TaskOperation::Unpause => Err(Rejection::AlreadyFinished),
+    }
+}
+
+fn check_operation(
+    tasks: &LiveTasks,
+    live: &LiveTask,
+    verb: &TaskOperation,
+    config: &Config,
+) -> Result<(), Rejection> {
+    match verb {
+        TaskOperation::ForceRelease { attempt } => {
+            check_seen_attempt(live, *attempt)?;
+            if live.is_newest_leased() {
+                // Another attempt follows it.
+                check_attempt_limit(live)
+            } else {
+                Err(Rejection::NotHeld)
             }
-            TaskState::Pending | TaskState::Queued | TaskState::Running => {
-                return Err(Rejection::NotFinished);
+        }
+        TaskOperation::ForceFail { attempt } => {
+            check_seen_attempt(live, *attempt)?;
+            let over = live.newest_attempt().state.end().is_some();
+            if over {
+                Err(Rejection::NotOpen)
+            } else {
+                Ok(())
             }
-            TaskState::Completed | TaskState::Canceled => return Err(Rejection::AlreadyFinished),
         }
-        check_attempt_limit(live)?;
-        if live.record().counters.dispatches >= self.config.max_dispatches {
-            return Err(Rejection::DispatchLimit);
+        TaskOperation::Retry { allow_unsafe } => check_retry(tasks, live, *allow_unsafe, config),
+        TaskOperation::Complete { overridden, .. } => check_complete(live, *overridden),
+        TaskOperation::Unpause if live.record().paused.is_none() => Err(Rejection::NotPaused),
+        TaskOperation::Pause | TaskOperation::Unpause => Ok(()),
+    }
+}
+
+fn check_retry(
+    tasks: &LiveTasks,
+    live: &LiveTask,
+    allow_unsafe: bool,
+    config: &Config,
+) -> Result<(), Rejection> {
+    match live.record().state {
+        TaskState::Failed | TaskState::TimedOut | TaskState::Lost | TaskState::NeedsAttention => {}
+        TaskState::Pending if live.record().retry.is_some() => {}
+        TaskState::Pending | TaskState::Queued | TaskState::Running
+            if live.record().cancel.is_some() =>
+        {
+            return Err(Rejection::BeingCanceled);
         }
-        if live.is_reopened() {
-            self.check_open_limits(&live.spec)?;
+        TaskState::Pending | TaskState::Queued | TaskState::Running => {
+            return Err(Rejection::NotFinished);
         }
-        if live.newest_attempt().retry_safe || allow_unsafe {
-            Ok(())
-        } else {
-            Err(Rejection::UnsafeRetry)
-        }
+        TaskState::Completed | TaskState::Canceled => return Err(Rejection::AlreadyFinished),
+    }
+    check_attempt_limit(live)?;
+    if live.record().counters.dispatches >= config.max_dispatches {
+        return Err(Rejection::DispatchLimit);
+    }
+    if live.is_reopened() {
+        tasks.check_open_limits(&live.spec, config)?;
+    }
+    if live.newest_attempt().retry_safe || allow_unsafe {
+        Ok(())
+    } else {
+        Err(Rejection::UnsafeRetry)
     }
 }
 

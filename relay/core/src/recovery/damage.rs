@@ -1,10 +1,11 @@
 //! Records at boot that are there and mean nothing, of those that hold work back. A fence, a hold or a pause that nobody can
 //! read may not be taken for none: each is taken for the most that it can have said, until time or an operator knows better.
 
-use crate::core_state::{Core, CoreTurn};
 use crate::ids::{AttemptId, TenantScope};
 use crate::io::effects::RecordChange;
 use crate::record::{PauseMark, TaskRecord};
+use crate::schedule::Schedule;
+use crate::turn::CoreTurn;
 
 const DAMAGE_PAUSE_REASON: &str =
     "the record of what was paused cannot be read; unpause when you know that nothing has to wait";
@@ -38,7 +39,7 @@ impl RecordDamage {
     }
 }
 
-impl Core {
+impl Schedule {
     /// Before the tasks are restored, whose timers stand still in a pause.
     pub(crate) fn pause_for_damage(&mut self, damage: &RecordDamage, turn: &mut CoreTurn<'_>) {
         if !damage.scheduler && !damage.pauses {
@@ -49,18 +50,18 @@ impl Core {
             reason: DAMAGE_PAUSE_REASON.into(),
             since: turn.now.wall,
         };
-        if self.scheduler.paused.is_none() {
+        if !self.is_scheduler_paused() {
             self.begin_pause(&TenantScope::All, pause, turn);
         } else {
             self.record_pause_change(&TenantScope::All, true, pause, turn);
         }
     }
+}
 
-    /// Behind the write of the hold that takes their place.
-    pub(crate) fn drop_damaged_fences(&self, damage: &RecordDamage, turn: &mut CoreTurn<'_>) {
-        for attempt in &damage.fences {
-            turn.push_change(RecordChange::DropFence(*attempt));
-        }
+/// Behind the write of the suspension that takes their place.
+pub(crate) fn drop_damaged_fences(damage: &RecordDamage, turn: &mut CoreTurn<'_>) {
+    for attempt in &damage.fences {
+        turn.push_change(RecordChange::DropFence(*attempt));
     }
 }
 

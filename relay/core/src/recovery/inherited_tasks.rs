@@ -6,22 +6,21 @@
 
 use std::sync::Arc;
 
-use crate::attempt::fences::Fence;
+use crate::attempt::attempt_owners::{AttemptOwners, attempt_context};
 use crate::attempt::machine::MachineEvent;
 use crate::attempt::timers::TimerFact;
-use crate::core_state::{Core, CoreTurn};
-use crate::ids::TaskId;
+use crate::core_state::CoreOwners;
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
-use crate::io::effects::RecordChange;
 use crate::io::stored_lookup::StoredRecords;
 use crate::record::SuspensionRelease;
-use crate::schedule::conversation::ConversationKey;
-use crate::schedule::placement;
+use crate::schedule::Schedule;
 use crate::task::live_task::LiveTask;
-use crate::time::{ClockReading, MonotonicTime};
+use crate::task::live_tasks::LiveTasks;
+use crate::turn::CoreTurn;
 
-/// After an import or an accepted loss: an operator confirms that no daemon of the old fleet runs anything, which the relay
-/// cannot know. What was inherited may be leased now; the reply counts the open tasks that were suspended.
+/// After an import or an accepted loss: an operator confirms that no daemon of the old fleet runs
+/// anything, which the relay cannot know. What was inherited may be leased now; the reply counts
+/// the open tasks that were suspended.
 #[derive(Debug)]
 pub struct ReleaseInherited {
     pub by: RequestActor,
@@ -33,7 +32,7 @@ impl Command for ReleaseInherited {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
@@ -42,102 +41,56 @@ impl Command for ReleaseInherited {
             reason: self.reason,
             at: turn.now.wall,
         };
-        let tasks = core.end_inherited_suspension(Some(released), turn);
+        let tasks = end_inherited_suspension(core.tasks, core.schedule, Some(released), turn);
         Ok(CommandReply::after_everything(tasks))
     }
 }
 
-impl Core {
-    /// At boot, before the tasks are restored. `tasks` are the open ones.
-    pub(crate) fn suspend_inherited(
-        &mut self,
-        hold_ms: u64,
-        tasks: &[TaskId],
-        turn: &mut CoreTurn<'_>,
-    ) {
-        let before = self.scheduler.clone();
-        let uptime_ms = self.earlier_uptime_ms;
-        if hold_ms > 0 {
-            let minted = TaskId(turn.id_source.new_id());
-            let upto = tasks.iter().copied().fold(minted, TaskId::max);
-            let since = turn.now.wall;
-            self.scheduler
-                .begin_suspension(upto, since, uptime_ms, hold_ms);
-        } else if self.is_suspension_over(uptime_ms) {
-            self.scheduler.end_suspension(uptime_ms, None);
-        }
-        self.scheduler
-            .prune_suspensions(tasks.iter().copied().min());
-        if self.scheduler != before {
-            turn.push_change(RecordChange::PutScheduler(self.scheduler.clone()));
-        }
-    }
-
-    fn is_suspension_over(&self, uptime_ms: u64) -> bool {
-        let hold = self.scheduler.active_suspension();
-        hold.is_some_and(|hold| hold.until_uptime_ms <= uptime_ms)
-    }
-
-    /// Nothing of an inherited task or its conversation is leased while the hold stands.
-    pub(crate) fn fence_inherited(&mut self, live: &LiveTask, now: ClockReading) {
-        if mutant!(InheritedNotHeld) {
-            return;
-        }
-        if let Some(hold) = self.scheduler.suspension_of(live.id()) {
-            let left_ms = hold.until_uptime_ms.saturating_sub(self.uptime_ms(now));
-            let conversation = ConversationKey::from_spec(&live.spec);
-            let fence = Fence::inherited(live.id(), conversation, now.monotonic + left_ms);
-            self.fences.insert_fence(fence);
-        }
-    }
-
-    /// An attempt that waits in this data may have been leased in those that are lost, and its holder still knows it. An
-    /// id is leased once: the task goes on under another.
+impl AttemptOwners<'_> {
+    /// An attempt that waits in this data may have been leased in those that are lost, and its
+    /// holder still has it. An id is leased once: the task goes on under another.
     pub(crate) fn replace_queued_attempt(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
         let (asked, waited) = (
             live.newest_attempt().requested_by_person,
             live.timers.clone(),
         );
-        let scene = self.attempt_context(live, turn.now, None);
-        live.apply_event(MachineEvent::Withdraw, &scene);
-        self.queue_attempt(live, asked, turn);
+        let context = attempt_context(self.roster, live, turn, None);
+        live.apply_event(MachineEvent::Withdraw, &context);
+        self.schedule.queue_attempt(live, asked, turn);
         // It has waited as long as it has.
         live.timers = waited;
     }
+}
 
-    pub(crate) fn end_due_suspension(&mut self, turn: &mut CoreTurn<'_>) {
-        if self.is_suspension_over(self.uptime_ms(turn.now)) {
-            self.end_inherited_suspension(None, turn);
-        }
+pub(crate) fn end_due_suspension(
+    tasks: &mut LiveTasks,
+    schedule: &mut Schedule,
+    turn: &mut CoreTurn<'_>,
+) {
+    if schedule.is_suspension_over(turn.uptime_ms) {
+        end_inherited_suspension(tasks, schedule, None, turn);
     }
+}
 
-    /// Ends the hold and returns how many tasks it held; without one it changes nothing.
-    fn end_inherited_suspension(
-        &mut self,
-        released: Option<SuspensionRelease>,
-        turn: &mut CoreTurn<'_>,
-    ) -> u64 {
-        let uptime_ms = self.uptime_ms(turn.now);
-        if !self.scheduler.end_suspension(uptime_ms, released) {
-            return 0;
-        }
-        self.store_scheduler(turn);
-        let fences = self.fences.take_inherited();
-        let open = |fence: &&Fence| self.tasks.contains_key(&fence.task);
-        let tasks = fences.iter().filter(open).count() as u64;
-        for fence in &fences {
-            placement::release_fenced(&mut self.queue, fence);
-            self.resume_queue_timer(fence.task, turn.now.monotonic);
-        }
-        tasks
-    }
-
-    /// The queue timer of a task that was held runs again, unless something else stops it.
-    fn resume_queue_timer(&mut self, task: TaskId, now: MonotonicTime) {
-        if let Some(live) = self.tasks.get(&task)
-            && !self.is_queue_timer_paused(live)
+/// Ends the suspension and returns how many open tasks it held back; without one it changes
+/// nothing.
+fn end_inherited_suspension(
+    tasks: &mut LiveTasks,
+    schedule: &mut Schedule,
+    released: Option<SuspensionRelease>,
+    turn: &mut CoreTurn<'_>,
+) -> u64 {
+    let fences = schedule.end_suspension(released, turn);
+    let open = fences.iter().filter(|fence| tasks.is_live(fence.task));
+    let count = open.count() as u64;
+    for fence in &fences {
+        // Its queue timer runs again, unless something else stops it.
+        if let Some(live) = tasks.get(fence.task)
+            && !schedule.is_queue_timer_paused(live)
         {
-            self.update_task_queue_timer(task, &TimerFact::Unpaused, now);
+            let (config, now) = (turn.config, turn.now.monotonic);
+            tasks.update_queue_timer(fence.task, &TimerFact::Unpaused, config, now);
         }
     }
+    count
 }

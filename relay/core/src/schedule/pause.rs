@@ -4,15 +4,19 @@
 use std::sync::Arc;
 
 use crate::attempt::timers::TimerFact;
-use crate::core_state::{Core, CoreTurn};
+use crate::config::Config;
+use crate::core_state::CoreOwners;
 use crate::ids::{TaskId, TenantId, TenantScope};
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
 use crate::io::effects::RecordChange;
 use crate::io::rejection::Rejection;
 use crate::io::stored_lookup::StoredRecords;
 use crate::record::{AttemptState, PauseMark, TimelineEventKind};
+use crate::schedule::Schedule;
 use crate::task::live_task::LiveTask;
+use crate::task::live_tasks::LiveTasks;
 use crate::time::MonotonicTime;
+use crate::turn::CoreTurn;
 
 /// Stops new dispatch for all tenants or for one. Running attempts continue.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ impl Command for PauseScheduler {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
@@ -41,32 +45,34 @@ impl Command for PauseScheduler {
             return Err(Rejection::ReasonMissing);
         }
         let target = (&self.scope).into();
-        core.operator_limit
+        core.operators
             .admit(self.by.token, target, turn.now.monotonic)?;
-        if core.exact_pause(&self.scope).is_some() {
+        let (tasks, schedule) = (&mut *core.tasks, &mut *core.schedule);
+        if schedule.exact_pause(&self.scope).is_some() {
             return Ok(CommandReply::after_everything(PauseOutcome::AlreadyPaused));
         }
         if let TenantScope::One(tenant) = &self.scope
-            && !core.pauses.can_pause_tenant(tenant)
+            && !schedule.can_pause_tenant(tenant)
         {
             return Err(Rejection::TooManyPauses);
         }
-        let timed_tasks = core.tasks_with_running_queue_timer(&self.scope);
+        let moving = tasks_with_running_queue_timer(tasks, schedule, &self.scope);
         let pause = PauseMark {
             by: self.by.name,
             reason: self.reason,
             since: turn.now.wall,
         };
-        core.begin_pause(&self.scope, pause, turn);
-        for task in timed_tasks {
-            core.update_task_queue_timer(task, &TimerFact::Paused, turn.now.monotonic);
+        schedule.begin_pause(&self.scope, pause, turn);
+        for task in moving {
+            let (config, now) = (turn.config, turn.now.monotonic);
+            tasks.update_queue_timer(task, &TimerFact::Paused, config, now);
         }
         if let TenantScope::One(_) = &self.scope
             && !mutant!(TenantPauseIgnored)
         {
             // The tasks leave the queue, so that they never delay the work of other tenants.
-            for task in core.queued_tasks(&self.scope) {
-                core.queue.remove(task);
+            for task in tasks.queued_tasks(&self.scope) {
+                schedule.dequeue(task);
             }
         }
         Ok(CommandReply::after_everything(PauseOutcome::Paused))
@@ -85,14 +91,15 @@ impl Command for UnpauseScheduler {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         _stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Self::Reply> {
         let scope = &self.scope;
-        core.operator_limit
+        core.operators
             .admit(self.by.token, scope.into(), turn.now.monotonic)?;
-        if core.exact_pause(scope).is_none() {
+        let (tasks, schedule) = (&mut *core.tasks, &mut *core.schedule);
+        if schedule.exact_pause(scope).is_none() {
             return Err(Rejection::NotPaused);
         }
         let mark = PauseMark {
@@ -100,18 +107,19 @@ impl Command for UnpauseScheduler {
             reason: self.reason.unwrap_or_default(),
             since: turn.now.wall,
         };
-        core.end_pause(scope, mark, turn);
-        for task in core.tasks_with_running_queue_timer(scope) {
-            core.update_task_queue_timer(task, &TimerFact::Unpaused, turn.now.monotonic);
+        schedule.end_pause(scope, mark, turn);
+        for task in tasks_with_running_queue_timer(tasks, schedule, scope) {
+            let (config, now) = (turn.config, turn.now.monotonic);
+            tasks.update_queue_timer(task, &TimerFact::Unpaused, config, now);
         }
         if let TenantScope::One(_) = scope {
-            core.enqueue_tasks(scope);
+            enqueue_tasks(tasks, schedule, scope);
         }
         Ok(CommandReply::after_everything(()))
     }
 }
 
-impl Core {
+impl Schedule {
     pub(crate) fn pause_task(
         &mut self,
         live: &mut LiveTask,
@@ -127,7 +135,7 @@ impl Core {
         if !mutant!(PauseIgnored) {
             self.queue.remove(live.id());
         }
-        self.update_queue_timer(live, &TimerFact::Paused, turn.now.monotonic);
+        update_queue_timer(live, &TimerFact::Paused, turn.config, turn.now.monotonic);
         live.add_event(TimelineEventKind::Paused, Some(reason));
     }
 
@@ -139,7 +147,7 @@ impl Core {
     ) {
         live.record_mut().paused = None;
         if !self.is_queue_timer_paused(live) {
-            self.update_queue_timer(live, &TimerFact::Unpaused, turn.now.monotonic);
+            update_queue_timer(live, &TimerFact::Unpaused, turn.config, turn.now.monotonic);
         }
         if live.newest_attempt().state == AttemptState::Queued {
             self.enqueue_task(live);
@@ -148,14 +156,6 @@ impl Core {
             TimelineEventKind::Unpaused,
             Some(reason).filter(|r| !r.is_empty()),
         );
-    }
-
-    /// A pause stops only the queue timer, and only a queued attempt has one.
-    fn update_queue_timer(&self, live: &mut LiveTask, fact: &TimerFact, now: MonotonicTime) {
-        if live.newest_attempt().state == AttemptState::Queued {
-            let limits = LiveTask::timer_limits(&live.spec, &self.config);
-            live.timers.on_fact(fact, now, &limits);
-        }
     }
 
     pub(crate) fn is_paused(&self, live: &LiveTask) -> bool {
@@ -174,7 +174,7 @@ impl Core {
         pause: PauseMark,
         turn: &mut CoreTurn<'_>,
     ) {
-        let uptime_ms = self.uptime_ms(turn.now);
+        let uptime_ms = turn.uptime_ms;
         match scope {
             TenantScope::All => {
                 self.scheduler.paused = Some(pause.clone());
@@ -191,7 +191,7 @@ impl Core {
 
     /// `mark` records who ended the pause, why and when.
     fn end_pause(&mut self, scope: &TenantScope, mark: PauseMark, turn: &mut CoreTurn<'_>) {
-        let uptime_ms = self.uptime_ms(turn.now);
+        let uptime_ms = turn.uptime_ms;
         match scope {
             TenantScope::All => {
                 self.scheduler.paused = None;
@@ -244,57 +244,70 @@ impl Core {
     }
 
     pub(crate) fn store_scheduler(&mut self, turn: &mut CoreTurn<'_>) {
-        self.scheduler.uptime_ms = self.uptime_ms(turn.now);
-        self.uptime_written_at = turn.now.monotonic;
+        self.scheduler.uptime_ms = turn.uptime_ms;
+        self.scheduler_written_at = turn.now.monotonic;
         turn.push_change(RecordChange::PutScheduler(self.scheduler.clone()));
     }
 
     /// Queued tasks of this scope, oldest first.
-    fn queued_tasks(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let is_queued = |live: &LiveTask| {
-            scope.covers(&live.spec.tenant) && live.newest_attempt().state == AttemptState::Queued
-        };
-        let waiting = self.tasks.values().filter(|live| is_queued(live));
-        let mut ids: Vec<TaskId> = waiting.map(|live| live.id()).collect();
-        ids.sort_unstable();
-        ids
-    }
-
-    /// Queued tasks of this scope whose queue timer runs.
-    fn tasks_with_running_queue_timer(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let timer_runs = |task: &TaskId| {
-            let live = self.tasks.get(task);
-            live.is_some_and(|live| !self.is_queue_timer_paused(live))
-        };
-        let mut ids = self.queued_tasks(scope);
-        ids.retain(timer_runs);
-        ids
-    }
-
-    fn enqueue_tasks(&mut self, scope: &TenantScope) {
-        for task in self.queued_tasks(scope) {
-            if let Some(live) = self.tasks.remove(&task) {
-                self.enqueue_task(&live);
-                self.tasks.insert(task, live);
-            }
+    pub(crate) fn budget_clock_ms(&self, live: &LiveTask, uptime_ms: u64) -> u64 {
+        if live.newest_attempt().state == AttemptState::Queued {
+            self.queue_clock_of(&live.spec.tenant, live.id(), uptime_ms)
+        } else {
+            uptime_ms
         }
     }
 
-    /// Stops or continues the queue timer of a queued task. This is not stored, because a boot
-    /// derives it.
-    pub(crate) fn update_task_queue_timer(
-        &mut self,
-        task: TaskId,
-        fact: &TimerFact,
-        now: MonotonicTime,
-    ) {
-        let Some(mut live) = self.tasks.remove(&task) else {
-            return;
-        };
-        self.update_queue_timer(&mut live, fact, now);
-        if let Some(at) = live.next_due() {
-            self.deadlines.arm(task, at);
+    pub(crate) fn can_pause_tenant(&self, tenant: &TenantId) -> bool {
+        self.pauses.can_pause_tenant(tenant)
+    }
+
+    pub(crate) fn prune_paused_tenants(&mut self, is_known: impl Fn(&TenantId) -> bool) {
+        self.pauses.prune_tenants(is_known);
+    }
+
+    pub(crate) fn is_scheduler_paused(&self) -> bool {
+        self.scheduler.paused.is_some()
+    }
+
+    /// When the uptime was last written.
+    pub(crate) fn scheduler_written_at(&self) -> MonotonicTime {
+        self.scheduler_written_at
+    }
+}
+
+/// Only the queue timer stands still while paused, and only a queued attempt has one.
+pub(crate) fn update_queue_timer(
+    live: &mut LiveTask,
+    fact: &TimerFact,
+    config: &Config,
+    now: MonotonicTime,
+) {
+    if live.newest_attempt().state == AttemptState::Queued {
+        let limits = LiveTask::timer_limits(&live.spec, config);
+        live.timers.on_fact(fact, now, &limits);
+    }
+}
+
+/// Waiting tasks within this scope whose queue timer runs.
+fn tasks_with_running_queue_timer(
+    tasks: &LiveTasks,
+    schedule: &Schedule,
+    scope: &TenantScope,
+) -> Vec<TaskId> {
+    let runs = |task: &TaskId| {
+        let live = tasks.get(*task);
+        live.is_some_and(|live| !schedule.is_queue_timer_paused(live))
+    };
+    let mut ids = tasks.queued_tasks(scope);
+    ids.retain(runs);
+    ids
+}
+
+fn enqueue_tasks(tasks: &LiveTasks, schedule: &mut Schedule, scope: &TenantScope) {
+    for task in tasks.queued_tasks(scope) {
+        if let Some(live) = tasks.get(task) {
+            schedule.enqueue_task(live);
         }
-        self.tasks.insert(task, live);
     }
 }

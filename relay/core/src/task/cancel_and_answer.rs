@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::attempt::attempt_owners::{AttemptOwners, holder_session};
 use crate::attempt::lease_end::confirm_cancel;
 use crate::attempt::machine::{EventOutcome, MachineEvent};
-use crate::core_state::{Core, CoreTurn};
+use crate::core_state::CoreOwners;
 use crate::ids::{InputId, TaskId, TenantId};
 use crate::io::command::{Command, CommandOutcome, CommandReply, RequestActor};
 use crate::io::effects::{CommitDependency, DaemonMessage};
@@ -15,8 +16,10 @@ use crate::record::{
     AttemptRecord, AttemptState, CancelRecord, InputDecision, InputRecord, InputState,
     StoredAnswer, TaskRecord, TerminationReceipt, TimelineEventKind,
 };
+use crate::schedule::dispatch::attempt_ref;
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
+use crate::turn::CoreTurn;
 
 /// Cancels a task. Idempotent: a task that is finished or already being canceled is returned
 /// unchanged.
@@ -46,11 +49,11 @@ impl Command for CancelTask {
     /// Records the request. The holder reports delivery and confirmation.
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<CanceledTask> {
-        let Some(mut live) = core.take_task(&self.tenant, self.task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, self.task) else {
             let canceled = CanceledTask {
                 record: finished_record(&self.tenant, stored)?,
                 already_finished: true,
@@ -58,7 +61,8 @@ impl Command for CancelTask {
             return Ok(CommandReply::after_task(self.task, canceled));
         };
         if live.record().cancel.is_none() {
-            core.begin_cancel(&mut live, self.by, self.reason, turn);
+            core.attempt()
+                .begin_cancel(&mut live, self.by, self.reason, turn);
         }
         let canceled = CanceledTask {
             record: core.put_back_task(live, turn),
@@ -89,7 +93,7 @@ impl Command for AnswerInput {
 
     fn run(
         self,
-        core: &mut Core,
+        core: &mut CoreOwners<'_>,
         stored: StoredRecords,
         turn: &mut CoreTurn<'_>,
     ) -> CommandOutcome<Arc<TaskRecord>> {
@@ -101,12 +105,12 @@ impl Command for AnswerInput {
             rule: None,
             payload: self.payload,
         };
-        let Some(mut live) = core.take_task(&self.tenant, task) else {
+        let Some(mut live) = core.tasks.take(&self.tenant, task) else {
             let record = finished_record(&self.tenant, stored)?;
             check_given_answer(&record.attempts, input, &answer)?;
             return Ok(CommandReply::after_task(task, record));
         };
-        let accepted = core.accept_answer(&mut live, input, answer, turn);
+        let accepted = core.attempt().accept_answer(&mut live, input, answer, turn);
         let record = core.put_back_task(live, turn);
         accepted.map(|()| CommandReply::after_task(task, record))
     }
@@ -120,7 +124,7 @@ fn finished_record(tenant: &TenantId, stored: StoredRecords) -> Result<Arc<TaskR
     own.ok_or(Rejection::UnknownTask)
 }
 
-impl Core {
+impl AttemptOwners<'_> {
     fn begin_cancel(
         &mut self,
         live: &mut LiveTask,
@@ -149,17 +153,14 @@ impl Core {
             live.newest_attempt().state,
             AttemptState::CleaningUp { pending: Some(_) }
         );
-        self.queue.remove(live.id());
+        self.schedule.dequeue(live.id());
         self.apply_event(live, MachineEvent::CancelAsked { operator }, None, turn);
         if already_ending {
             // It is already being ended for another reason. The holder is notified of the
             // cancel as well.
             self.send_cancel(live, turn);
         }
-        let dead = self
-            .fences
-            .check_lease(live.id(), None, turn.now.monotonic)
-            .is_ok();
+        let dead = self.schedule.is_unfenced(live.id(), turn.now.monotonic);
         if dead && !live.is_newest_leased() {
             confirm_cancel(live, TerminationReceipt::NotNeeded, turn.now.wall);
         }
@@ -189,7 +190,7 @@ impl Core {
     }
 
     pub(crate) fn send_answer(&self, live: &LiveTask, input: InputId, turn: &mut CoreTurn<'_>) {
-        let Some(session) = self.session_of(live) else {
+        let Some(session) = holder_session(self.roster, live) else {
             return;
         };
         let Some(input) = live
@@ -204,30 +205,29 @@ impl Core {
             turn.send_to_session(
                 CommitDependency::Task(live.id()),
                 session,
-                self.answer_message(live, input, answer),
+                answer_message(live, input, answer),
             );
         }
     }
+}
 
-    pub(crate) fn answer_message(
-        &self,
-        live: &LiveTask,
-        input: &InputRecord,
-        answer: &StoredAnswer,
-    ) -> DaemonMessage {
-        DaemonMessage::Answer {
-            to: self.attempt_ref(live),
-            input: input.id,
-            kind: input.kind,
-            decision: answer.decision,
-            payload: Arc::clone(&answer.payload),
-            by: Arc::clone(&answer.by),
-            digest: if mutant!(AnswerUnbound) {
-                [0; 32]
-            } else {
-                input.digest
-            },
-        }
+pub(crate) fn answer_message(
+    live: &LiveTask,
+    input: &InputRecord,
+    answer: &StoredAnswer,
+) -> DaemonMessage {
+    DaemonMessage::Answer {
+        to: attempt_ref(live),
+        input: input.id,
+        kind: input.kind,
+        decision: answer.decision,
+        payload: Arc::clone(&answer.payload),
+        by: Arc::clone(&answer.by),
+        digest: if mutant!(AnswerUnbound) {
+            [0; 32]
+        } else {
+            input.digest
+        },
     }
 }
 

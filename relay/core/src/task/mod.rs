@@ -6,6 +6,7 @@
 pub(crate) mod cancel_and_answer;
 pub mod diagnosis;
 pub(crate) mod live_task;
+pub(crate) mod live_tasks;
 pub(crate) mod retention;
 pub(crate) mod size_limits;
 pub mod spec;

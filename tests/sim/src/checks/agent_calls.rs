@@ -73,7 +73,8 @@ pub(crate) struct ParkedListCheck {
     pub(crate) limit: usize,
 }
 
-/// What a request is about, noted when it is sent: what is true before it is read when the relay takes it.
+/// What a request is about, noted when it is sent: what is true before it is read when the relay
+/// takes it.
 #[derive(Debug)]
 pub(crate) enum RequestProbe {
     LeaseCall(LeaseCallProbe),

@@ -99,7 +99,7 @@ impl Simulation {
             },
             CoreInput::Session(
                 SessionInput::Closed { .. }
-                | SessionInput::ExtendLeases { .. }
+                | SessionInput::ExtendLeases(_)
                 | SessionInput::DeliveryFailed { .. },
             )
             | CoreInput::Command(_)

@@ -1,6 +1,6 @@
 //! Faults during a storm, and their end.
 
-use baton_core::io::session_input::SessionInput;
+use baton_core::io::session_input::{LeaseExtension, SessionInput};
 
 use crate::daemon::sim_daemon::PlannedRestart;
 use crate::simulation::{ScheduledEvent, Simulation};
@@ -126,12 +126,12 @@ impl Simulation {
         let granted_ms = self.rng.between(10_000, 90_000);
         self.send_to_relay(
             conn,
-            UpstreamItem::Input(SessionInput::ExtendLeases {
+            UpstreamItem::Input(SessionInput::ExtendLeases(LeaseExtension {
                 session,
                 request,
                 attempts,
                 granted_ms,
-            }),
+            })),
         );
     }
 

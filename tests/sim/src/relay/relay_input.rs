@@ -41,7 +41,8 @@ impl Simulation {
                 (SessionInput::Opened { session, hello }, None)
             }
             UpstreamItem::Input(input) => (input, None),
-            // A result that came before its output is refused, and comes again in its place; other ends wait in the session.
+            // A result that came before its output is refused, and comes again in its place; other
+            // ends wait in the session.
             UpstreamItem::Frame {
                 frame,
                 is_replay: ghost,

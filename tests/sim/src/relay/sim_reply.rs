@@ -1,4 +1,5 @@
-//! What the relay decides, as the simulation judges it: replies of all commands as one type, with the request that each answers.
+//! What the relay decides, as the simulation judges it: replies of all commands as one type, with
+//! the request that each answers.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -98,7 +99,8 @@ impl SimReply {
         })
     }
 
-    /// The agents of the simulation give their calls no fingerprint, so none is answered as repeated.
+    /// The agents of the simulation give their calls no fingerprint, so none is answered as
+    /// repeated.
     fn agent_call<D>(
         reply: AgentCallReply<D>,
         done: impl FnOnce(Arc<TaskRecord>, D) -> Self,
@@ -184,7 +186,8 @@ pub(crate) enum SimDelivery {
     },
 }
 
-/// The other end of all reply ports. The core's replies are opened as soon as they are decided, and pass the gate as data.
+/// The other end of all reply ports. The core's replies are opened as soon as they are decided, and
+/// pass the gate as data.
 #[derive(Debug)]
 pub(crate) struct ReplyPorts {
     ports: Sender<(RequestId, SimOutcome)>,

@@ -254,7 +254,13 @@ fn an_agent_lease_has_only_the_lease_and_total_timers() {
     };
     let hand = world.start(&agent(1), timed, "k").unwrap();
     let armed = |world: &CoreHarness| -> Vec<TimerKey> {
-        let timers = world.core.tasks[&hand.task].timers.armed_timers();
+        let timers = world
+            .core
+            .tasks()
+            .get(hand.task)
+            .unwrap()
+            .timers
+            .armed_timers();
         let keys = timers.map(|armed| match armed {
             crate::attempt::timers::ArmedTimerView::Running { key, .. }
             | crate::attempt::timers::ArmedTimerView::Paused { key, .. } => key,

@@ -192,11 +192,11 @@ fn reports_of_an_agent_are_stored_with_the_task_and_renew_nothing() {
             .call_as_agent(&hand, progress(&format!("item {n}")))
             .unwrap();
     }
-    let ends = world.core.tasks[&hand.task].lease_ends_at();
+    let ends = world.core.tasks().get(hand.task).unwrap().lease_ends_at();
     world.pass(10_000);
     world.call_as_agent(&hand, progress("item 4")).unwrap();
     assert_eq!(
-        world.core.tasks[&hand.task].lease_ends_at(),
+        world.core.tasks().get(hand.task).unwrap().lease_ends_at(),
         ends,
         "only Renew renews"
     );

@@ -205,7 +205,7 @@ fn granted(world: &mut CoreHarness, way: u8, call: u8) -> Result<AgentLeaseHandl
             let parked = world.parked();
             let task = parked.first().copied();
             // A task that was picked up is no longer listed; a repeated call uses its id.
-            let task = task.unwrap_or_else(|| *world.core.tasks.keys().next().unwrap());
+            let task = task.unwrap_or_else(|| world.core.tasks().iter().next().unwrap().id());
             world.pick_up(&agent(1), task, None)
         }
     };

@@ -4,7 +4,7 @@ use crate::io::command::CoreInput;
 use crate::io::effects::{CoreMetric, DaemonMessage, LeaseRenewal};
 use crate::io::rejection::Rejection;
 use crate::io::session_input::SessionInput;
-use crate::io::session_input::{FrameBody, HeartbeatMessage, LeaseToken};
+use crate::io::session_input::{FrameBody, HeartbeatMessage, LeaseExtension, LeaseToken};
 use crate::record::{AttemptStateKind, FailureCode, TaskState};
 use crate::tests::harness::{CoreHarness, GRACE, TTL, spec};
 
@@ -158,12 +158,12 @@ fn a_lease_extension_is_stored_and_lasts_as_granted() {
     let task = world.submit(spec());
     let work = world.take_started();
     let attempts = vec![(work.frame_ref.attempt, work.token)];
-    world.send_input(SessionInput::ExtendLeases {
+    world.send_input(SessionInput::ExtendLeases(LeaseExtension {
         session: machine.session,
         request: 3,
         attempts,
         granted_ms: 86_400_000,
-    });
+    }));
     assert_eq!(
         world.newest(task).lease.unwrap().granted_ms,
         600_000,

@@ -12,7 +12,7 @@ use crate::io::effects::{
 use crate::io::rejection::Rejection;
 use crate::io::session_input::{
     ActiveAttempt, ActiveAttemptState, AttemptFrame, DaemonHello, FrameBody, HeartbeatMessage,
-    SessionInput,
+    LeaseExtension, SessionInput,
 };
 use crate::io::stored_lookup::TaskLookup;
 use crate::record::LifecyclePhase;
@@ -61,7 +61,7 @@ impl CoreHarness {
     /// Sends the first heartbeat, which shows that the daemon has read Welcome. Its answer is
     /// discarded.
     pub(in crate::tests) fn send_first_heartbeat(&mut self, machine: &TestDaemon) {
-        let known = self.core.roster.get(machine.daemon);
+        let known = self.core.fleet().roster().get(machine.daemon);
         let heartbeat = HeartbeatMessage {
             seq: 0,
             received_ack_seq: None,
@@ -200,12 +200,12 @@ impl CoreHarness {
         let attempts = works
             .iter()
             .map(|work| (work.frame_ref.attempt, work.token.clone()));
-        self.send_input(SessionInput::ExtendLeases {
+        self.send_input(SessionInput::ExtendLeases(LeaseExtension {
             session: machine.session,
             request: 1,
             attempts: attempts.collect(),
             granted_ms,
-        });
+        }));
         let results = self
             .take_messages(machine)
             .into_iter()

@@ -53,7 +53,7 @@ fn an_unreadable_fence_counts_as_the_longest_possible_one() {
     let held = world.store.scheduler.clone();
     world.restart();
     assert_eq!(world.store.scheduler.suspensions, held.suspensions);
-    let longest_ms = world.core.config.longest_grant_ms();
+    let longest_ms = world.core.config().longest_grant_ms();
     world.pass(longest_ms);
     assert_eq!(world.store.scheduler.active_suspension(), None);
 }

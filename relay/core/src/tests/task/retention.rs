@@ -4,10 +4,9 @@
 use crate::commands::ForgetAbsentDaemons;
 use crate::commands::ListDaemons;
 use crate::commands::RemoveFinishedTasks;
-use crate::core_state::CoreTurn;
 use crate::ids::{DaemonId, SessionId, TaskId, TenantScope};
 use crate::io::command::Command;
-use crate::io::effects::{CloseReason, Delivery, Effects};
+use crate::io::effects::{CloseReason, Delivery};
 use crate::io::stored_lookup::{RemovableTask, StoredRecords};
 use crate::record::{DaemonOperation, FailureCode, TaskState};
 use crate::samples;
@@ -92,12 +91,8 @@ fn a_task_that_was_retried_meanwhile_is_not_removed() {
         }],
         ..StoredRecords::default()
     };
-    let mut turn = CoreTurn {
-        now: world.now,
-        id_source: &mut world.ids,
-        effects: Effects::default(),
-    };
-    let removed = command.run(&mut world.core, stored, &mut turn);
+    let (mut owners, mut turn) = world.core.begin_turn(world.now, &mut world.ids);
+    let removed = command.run(&mut owners, stored, &mut turn);
     assert!(removed.unwrap().reply.is_empty());
 }
 
