@@ -1,4 +1,4 @@
-//! Bounds, order and counters of progress, on values and not on time.
+//! Tests of the limits, order and counters of progress. They need no clock.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
     );
     assert_eq!(progress.failed, [failed("y", "no"), failed("x", "last")]);
     progress.add_update(done(["x".to_owned()]), WallTime(4));
-    assert_eq!(progress.failed, [failed("y", "no")], "done after all");
+    assert_eq!(progress.failed, [failed("y", "no")], "completed later");
 }
 
 #[test]
@@ -82,13 +82,13 @@ fn what_says_nothing_is_no_item() {
 #[test]
 fn what_is_absent_stays_and_what_is_empty_empties() {
     let mut progress = empty();
-    let words = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {
+    let update = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {
         summary: summary.map(Arc::from),
         cursor: cursor.map(Arc::from),
         ..ProgressUpdate::default()
     };
-    progress.add_update(words(Some("half"), Some("page 3")), WallTime(1));
-    progress.add_update(words(None, Some("")), WallTime(2));
+    progress.add_update(update(Some("half"), Some("page 3")), WallTime(1));
+    progress.add_update(update(None, Some("")), WallTime(2));
     assert_eq!((&*progress.summary, &*progress.cursor), ("half", ""));
     assert_eq!(progress.updated, WallTime(2));
 }
@@ -162,9 +162,9 @@ proptest! {
     ) {
         let mut progress = empty();
         let mut before = (0, 0);
-        for (completed, told) in updates {
+        for (completed, failures) in updates {
             let mut update = done(completed);
-            update.failed = told.iter().map(|(item, reason)| failed(item, reason)).collect();
+            update.failed = failures.iter().map(|(item, reason)| failed(item, reason)).collect();
             update.sanitize();
             progress.add_update(update, WallTime(1));
             prop_assert!(progress.completed.len() <= MAX_ITEMS && progress.failed.len() <= MAX_ITEMS);
