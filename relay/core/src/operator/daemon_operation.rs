@@ -1,7 +1,9 @@
-//! Operators' verbs on one daemon: drain it, undo that, disconnect it. What it holds goes on under its leases.
+//! Operations on one daemon: drain, undrain, disconnect. Attempts that it holds continue under
+//! their leases.
 //!
-//! The order is that of the verbs on tasks: a reason, a daemon of theirs, not too often. What changed is on record with who
-//! said so and why; a word that changes nothing is answered and leaves no trace.
+//! The checks have the same order as for tasks: a reason, a daemon that the caller may operate,
+//! the rate limit. A change is recorded with its author and reason; an operation that changes
+//! nothing succeeds without a record.
 
 use std::sync::Arc;
 
@@ -15,14 +17,14 @@ use crate::operator::rate_limit::OperationTarget;
 use crate::record::{DaemonChange, DaemonCondition, DaemonOperation, DrainMark};
 use crate::task::size_limits;
 
-/// An operator's word on one daemon.
+/// An operation on one daemon.
 #[derive(Debug)]
 pub struct OperateDaemon {
-    /// The caller's: a tenant runs only its own daemons.
+    /// The caller's scope: a tenant operates only its own daemons.
     pub scope: TenantScope,
     pub daemon: DaemonId,
     pub by: RequestActor,
-    /// Only the end of a drain may go without.
+    /// May be empty only for the end of a drain.
     pub reason: Arc<str>,
     pub operation: DaemonOperation,
 }
@@ -86,14 +88,15 @@ impl Core {
         view.ok_or(Rejection::UnknownDaemon)
     }
 
-    /// Its attempts go on under their leases; it comes back by itself.
+    /// Closes the daemon's session. Its attempts continue under their leases, and it reconnects
+    /// by itself.
     fn disconnect_daemon(&mut self, daemon: DaemonId, turn: &mut CoreTurn<'_>) {
         if let Some(session) = self.roster.session_of(daemon) {
             self.close_session(session, CloseReason::Disconnected, turn);
         }
     }
 
-    /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
+    /// A tenant operates only its own daemons. A shared daemon needs a scope of all tenants.
     pub(crate) fn may_operate_daemon(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
         let record = self.daemon_registry.get(daemon);
         record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
@@ -107,7 +110,8 @@ impl Core {
         }
     }
 
-    /// The daemon hears of it in any case: it says itself that it rests, until it is told otherwise.
+    /// Sets or removes the drain mark. The message is sent even if the record does not change:
+    /// the daemon itself reports that it drains until it gets this message.
     fn set_drain_mark(
         &mut self,
         daemon: DaemonId,

@@ -1,4 +1,5 @@
-//! How operators look at what is in no record. Their verbs on tasks are in `force.rs`, those on daemons in `fleet.rs`.
+//! Inspection of state that is in no record. Operations on tasks are in `task_operation.rs`,
+//! those on daemons in `daemon_operation.rs`.
 
 use std::sync::Arc;
 
@@ -22,10 +23,10 @@ use crate::task::diagnosis::{DiagnosisFacts, TaskDiagnosis};
 use crate::task::live_task::{LiveTask, wall_time_at};
 use crate::time::{ClockReading, MonotonicTime, WallTime};
 
-/// Daemons that one sentence names.
+/// The number of daemons that one message names.
 const MAX_NAMED_DAEMONS: usize = 3;
 
-/// Daemons that the caller may see, disconnected ones too.
+/// Lists the daemons that the caller may see, including disconnected ones.
 #[derive(Debug)]
 pub struct ListDaemons {
     pub scope: TenantScope,
@@ -47,7 +48,7 @@ impl Command for ListDaemons {
     }
 }
 
-/// The id of one daemon that the caller may see, by its id or by a name that only one has.
+/// Finds the id of a daemon that the caller may see, by its id or by a unique name.
 #[derive(Debug)]
 pub struct FindDaemon {
     pub scope: TenantScope,
@@ -68,7 +69,7 @@ impl Command for FindDaemon {
     }
 }
 
-/// The same, with everything that is shown of it.
+/// Finds a daemon in the same way and returns its view.
 #[derive(Debug)]
 pub struct ShowDaemon {
     pub scope: TenantScope,
@@ -91,7 +92,7 @@ impl Command for ShowDaemon {
     }
 }
 
-/// A live task with what only the core has: its armed deadlines and why it waits.
+/// Returns a live task with state that only the core has: its armed deadlines and why it waits.
 #[derive(Debug)]
 pub struct InspectTask {
     pub tenant: TenantId,
@@ -115,14 +116,15 @@ impl Command for InspectTask {
 }
 
 impl Core {
-    /// Daemons that the caller may not see do not exist for them, not even where a name is used twice.
+    /// Finds a daemon. Daemons that the caller may not see are ignored, also when a name is
+    /// ambiguous.
     fn find_daemon(&self, scope: &TenantScope, named: &DaemonRef) -> Result<DaemonId, Rejection> {
         let mut found = self
             .daemon_registry
             .find_by_ref(named)
-            .filter(|one| may_see_daemon(scope, one));
+            .filter(|record| may_see_daemon(scope, record));
         match (found.next(), found.next()) {
-            (Some(one), None) => Ok(one.daemon),
+            (Some(record), None) => Ok(record.daemon),
             (None, _) => Err(Rejection::UnknownDaemon),
             (Some(_), Some(_)) => Err(Rejection::AmbiguousDaemon),
         }
@@ -183,7 +185,7 @@ impl Core {
         }
     }
 
-    /// The turn whose end it waits for.
+    /// The earlier turn whose end the task waits for.
     fn blocking_turn(&self, live: &LiveTask, now: MonotonicTime) -> Option<TaskId> {
         let key = ConversationKey::from_spec(&live.spec);
         let waits = live.newest_attempt().state == AttemptState::Queued;
@@ -192,7 +194,7 @@ impl Core {
         other.filter(|task| waits && *task != live.id())
     }
 
-    /// The narrowest pause that it waits for.
+    /// The narrowest pause that prevents its dispatch.
     fn blocking_pause(&self, live: &LiveTask) -> Option<(PauseLevel, PauseMark)> {
         let tenant = self.pauses.pause_of_tenant(&live.spec.tenant);
         let own = live
@@ -209,20 +211,20 @@ impl Core {
     }
 
     fn diagnose_task(&self, live: &LiveTask, now: MonotonicTime) -> Vec<TaskDiagnosis> {
-        let nobody = self.first_unmet_need(live, |_| true);
+        let unmet_need = self.first_unmet_need(live, |_| true);
         let since = |at: Option<MonotonicTime>| at.or(live.confirmed_at).map(|at| now.since(at));
         let facts = DiagnosisFacts {
             holder_disconnected: self.session_of(live).is_none(),
             quiet_ms: since(live.last_frame_at),
             unrenewed_ms: since(live.renewed_at),
             heartbeat_ms: self.renewal_interval_ms(live),
-            unmet_need: nobody.as_deref(),
+            unmet_need: unmet_need.as_deref(),
             stored_output_bytes: None,
         };
         diagnosis::diagnose(live.record(), &facts)
     }
 
-    /// An agent that holds its lease itself has no heartbeat of a daemon's.
+    /// The expected renewal interval. An agent that holds its lease has no heartbeats.
     fn renewal_interval_ms(&self, live: &LiveTask) -> u64 {
         let ttl_ms = live.spec.lease_ttl_ms;
         match live.newest_attempt().agent_holder() {
@@ -231,7 +233,8 @@ impl Core {
         }
     }
 
-    /// The first need that keeps every such daemon out, counting only those that met the needs before it.
+    /// The first need that excludes every such daemon, counting only daemons that met the needs
+    /// before it.
     fn first_unmet_need(
         &self,
         live: &LiveTask,
@@ -258,7 +261,8 @@ impl Core {
         None
     }
 
-    /// A need with what people know: a daemon's name, and on which of these daemons an agent is not in order.
+    /// Describes a need with a daemon's name, or with the daemons on which the agent does not
+    /// work.
     fn describe_need(
         &self,
         need: DaemonNeed<'_>,
@@ -297,7 +301,7 @@ impl Core {
         }
     }
 
-    /// What it waits for, and until when at most where time alone ends that.
+    /// What the task waits for, and until when at most if only time ends the wait.
     fn wait_reason(
         &self,
         live: &LiveTask,
@@ -350,11 +354,15 @@ fn connection_view(presence: &DaemonPresence, now: ClockReading) -> Option<Conne
         DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
         DaemonPresence::Connected {
             since,
-            last_received_at: heard,
+            last_received_at,
             ..
         } => Some(ConnectionView {
             since: WallTime(now.wall.0.saturating_sub(now.monotonic.since(since))),
-            last_received: WallTime(now.wall.0.saturating_sub(now.monotonic.since(heard))),
+            last_received: WallTime(
+                now.wall
+                    .0
+                    .saturating_sub(now.monotonic.since(last_received_at)),
+            ),
             heartbeat_seen: presence.has_sent_heartbeat(),
         }),
     }

@@ -1,7 +1,8 @@
-//! Operators' verbs on one task: take an attempt away, fail it, retry, complete by hand, pause.
+//! Operations on one task: release or fail an attempt by force, retry, complete by hand, pause.
 //!
-//! The order is the same for all: a reason, a task of theirs, not too often, a state that the verb suits. Then the audit is
-//! noted, the verb is done, and all of it is one write and one reply. A refusal writes nothing.
+//! The checks always have the same order: a reason, a task of the caller's tenant, the rate
+//! limit, a suitable state. Then the audit entry and the operation are one write and one reply.
+//! A refused operation writes nothing.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 
-/// An operator's verb on one task: limited in number, and on record with the states before and after.
+/// An operation on one task: rate-limited, and recorded with the states before and after.
 #[derive(Debug)]
 pub struct OperateTask {
     pub tenant: TenantId,
     pub task: TaskId,
     pub by: RequestActor,
-    /// Only the end of a pause may go without.
+    /// May be empty only for the end of a pause.
     pub reason: Arc<str>,
     pub operation: TaskOperation,
 }
@@ -35,7 +36,7 @@ pub struct OperateTask {
 #[derive(Debug)]
 pub struct OperatedTask {
     pub record: Arc<TaskRecord>,
-    /// False where the task was paused before.
+    /// False if the task was already paused.
     pub changed: bool,
 }
 
@@ -84,20 +85,21 @@ impl Command for OperateTask {
 
 #[derive(Clone, Debug)]
 pub enum TaskOperation {
-    /// Takes a leased attempt away; the task is queued again, behind the successor rule. The attempt is the one that the
-    /// caller saw; without it, the open one.
+    /// Ends a leased attempt; the task is queued again, subject to the successor rule. The
+    /// attempt is the one that the caller saw; without it, the open one.
     ForceRelease {
         attempt: Option<AttemptId>,
     },
-    /// Ends an open attempt, and with it the task, as failed.
+    /// Ends an open attempt and its task as failed.
     ForceFail {
         attempt: Option<AttemptId>,
     },
-    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
+    /// Queues another attempt for a task that ended failed, timed_out or lost, or that needs
+    /// attention.
     Retry {
         allow_unsafe: bool,
     },
-    /// Completes what is parked, lost or held, by hand.
+    /// Completes a parked, lost or leased attempt by hand.
     Complete {
         overridden: bool,
         result: Option<Arc<[u8]>>,
@@ -131,7 +133,8 @@ impl TaskOperation {
         }
     }
 
-    /// What becomes of the newest attempt. One that has ended stays as it is: another one follows it.
+    /// The resulting state of the newest attempt. An ended attempt keeps its state: another one
+    /// follows it.
     fn resulting_state(&self, newest: &AttemptState) -> AttemptStateKind {
         let ended = newest.end().is_some();
         match self {
@@ -148,7 +151,7 @@ impl TaskOperation {
 }
 
 impl Core {
-    /// Of finished tasks only a retry wants more than to hear that they are.
+    /// Takes the task out for an operation. Only a retry applies to a finished task.
     fn take_operated_task(
         &mut self,
         operate: &OperateTask,
@@ -157,10 +160,10 @@ impl Core {
         if let Some(live) = self.take_task(&operate.tenant, operate.task) {
             return Ok(live);
         }
-        let known = finished.filter(|finished| finished.record.tenant == operate.tenant);
-        let known = known.ok_or(Rejection::UnknownTask)?;
+        let own = finished.filter(|finished| finished.record.tenant == operate.tenant);
+        let own = own.ok_or(Rejection::UnknownTask)?;
         match operate.operation {
-            TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(known))),
+            TaskOperation::Retry { .. } => Ok(Box::new(reopen_finished(own))),
             TaskOperation::ForceRelease { .. }
             | TaskOperation::ForceFail { .. }
             | TaskOperation::Complete { .. }
@@ -169,12 +172,12 @@ impl Core {
         }
     }
 
-    fn check_operation(&self, live: &LiveTask, verb: &TaskOperation) -> Result<(), Rejection> {
-        match verb {
+    fn check_operation(&self, live: &LiveTask, operation: &TaskOperation) -> Result<(), Rejection> {
+        match operation {
             TaskOperation::ForceRelease { attempt } => {
                 check_seen_attempt(live, *attempt)?;
                 if live.is_newest_leased() {
-                    // Another attempt follows it.
+                    // The release adds another attempt.
                     check_attempt_limit(live)
                 } else {
                     Err(Rejection::NotHeld)
@@ -182,8 +185,8 @@ impl Core {
             }
             TaskOperation::ForceFail { attempt } => {
                 check_seen_attempt(live, *attempt)?;
-                let over = live.newest_attempt().state.end().is_some();
-                if over {
+                let ended = live.newest_attempt().state.end().is_some();
+                if ended {
                     Err(Rejection::NotOpen)
                 } else {
                     Ok(())
@@ -213,7 +216,7 @@ impl Core {
             TaskOperation::Retry { .. } => self.retry_on_request(live, by.name, reason, turn),
             TaskOperation::Complete { result, .. } => {
                 if live.newest_attempt().state.end().is_some() {
-                    // Its end is final: what a person adds stands beside it.
+                    // The ended attempt stays as it is. The result goes to a new attempt.
                     self.queue_attempt(live, true, turn);
                 }
                 self.force_attempt_end(live, ForcedEnd::Completed { result }, reason, turn);
@@ -238,7 +241,8 @@ impl Core {
         self.apply_event(live, MachineEvent::Forced(forced), None, turn);
     }
 
-    /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
+    /// Queues another attempt on a person's request. Earlier dispatches stay counted, so the
+    /// dispatch limit applies here too.
     fn retry_on_request(
         &mut self,
         live: &mut LiveTask,
@@ -285,7 +289,7 @@ impl Core {
     }
 }
 
-/// With the states that it finds; what it leaves is known before it is done.
+/// Records the audit entry before the operation runs; the resulting state is known in advance.
 fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
     let newest = &live.newest_attempt().state;
     let mut by = Arc::clone(&operate.by.name);
@@ -304,7 +308,7 @@ fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
     );
 }
 
-/// It is the attempt that the caller saw, and nobody ends it already.
+/// Checks that the newest attempt is the one the caller saw and that no cancel is pending.
 fn check_seen_attempt(live: &LiveTask, attempt: Option<AttemptId>) -> Result<(), Rejection> {
     if attempt.is_some_and(|attempt| attempt != live.newest_attempt().id) {
         return Err(Rejection::StaleAttempt);
@@ -323,7 +327,8 @@ fn check_attempt_limit(live: &LiveTask) -> Result<(), Rejection> {
     }
 }
 
-/// Somebody has worked on it, and the receipts seen meet the contract unless an operator says that this does not matter.
+/// Checks that work on the task has begun and that the reported receipts meet the contract,
+/// unless the operator overrides the contract.
 fn check_complete(live: &LiveTask, overridden: bool) -> Result<(), Rejection> {
     check_seen_attempt(live, None)?;
     match &live.newest_attempt().state {

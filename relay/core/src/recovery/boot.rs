@@ -1,7 +1,7 @@
-//! Boot: the state is built from what is durable, by the same rules as always.
+//! Boot: builds the core's state from the durable records.
 //!
-//! The relay does not know how long it was away, so leases and fences are armed in full; but what a hard deadline had
-//! used up before counts for ever.
+//! The relay does not know how long it was down, so leases and fences are armed in full. The
+//! time that a hard deadline had used before stays used.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,17 +26,18 @@ use crate::task::spec::TaskSpec;
 use crate::time::{ClockReading, IdSource};
 
 impl Core {
-    /// Builds the state from what is durable. The effects are the first of this run.
+    /// Builds the state from the durable records and returns it with the first effects of this
+    /// run.
     pub fn recover(
         recovered: RecoveredState,
         config: Config,
         now: ClockReading,
-        mint: &mut dyn IdSource,
+        id_source: &mut dyn IdSource,
     ) -> (Core, Effects) {
         let mut core = Core::new_empty(config, &recovered, now);
         let mut turn = CoreTurn {
             now,
-            id_source: mint,
+            id_source,
             effects: Effects::default(),
         };
         for record in recovered.daemons {
@@ -54,16 +55,16 @@ impl Core {
             core.idempotency_keys.insert((tenant, key), record);
         }
         let mut tasks = recovered.tasks;
-        // Ids rise with time: first come, first served holds over a restart.
+        // Ids rise with time: sorting by id keeps the queue order over a restart.
         tasks.sort_by_key(|(_, record)| record.task);
         let ids: Vec<TaskId> = tasks.iter().map(|(_, record)| record.task).collect();
         core.pause_for_damage(&recovered.damage, &mut turn);
-        let hold_ms = if recovered.damage.may_hide_grants() {
+        let suspension_ms = if recovered.damage.may_hide_grants() {
             core.config.longest_grant_ms()
         } else {
             core.config.inherited_suspension_ms
         };
-        core.suspend_inherited(hold_ms, &ids, &mut turn);
+        core.suspend_inherited(suspension_ms, &ids, &mut turn);
         core.drop_damaged_fences(&recovered.damage, &mut turn);
         let tenants: BTreeSet<&TenantId> = tasks.iter().map(|(_, record)| &record.tenant).collect();
         core.pauses.prune_tenants(|tenant| tenants.contains(tenant));
@@ -112,7 +113,7 @@ impl Core {
             .last_mut()
             .and_then(|a| a.lease.as_mut())
         {
-            // Whether LeaseConfirmed left before the crash is unknown, so a process may exist.
+            // LeaseConfirmed may have been sent before the crash, so a process may exist.
             lease.confirmed = true;
         }
         let Some(newest) = record.newest_attempt() else {
@@ -195,7 +196,8 @@ impl Core {
             return TimerSet::default();
         }
         let mut timers = TimerSet::restore(&stored, now.monotonic, &limits);
-        // A record without the timer that its state needs gets it in full: nothing may wait for ever.
+        // A record without the timer that its state needs gets the full time, so that nothing
+        // waits for ever.
         if newest.state.is_leased() && !timers.is_armed(&TimerKey::Lease) {
             timers.on_fact(&TimerFact::LeaseConfirmed, now.monotonic, &limits);
         }
@@ -221,9 +223,10 @@ fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::ids::InputId> {
     open.map(|input| input.id).collect()
 }
 
-/// Adds the time that the relay ran after the budgets were written. Only hard deadlines: the others start over or are
-/// given a floor. Whether the queue timer stood still is the task's to say, for each of its pauses is written; the
-/// scheduler's are in the clock.
+/// Adds the time that the relay ran after the budgets were written. This applies only to hard
+/// deadlines: the others start over or get a minimum. Whether the queue timer was stopped
+/// follows from the task's record, which contains each of its pauses; pauses of the scheduler
+/// are already part of the clock.
 fn current_budgets(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<TimerBudget> {
     let ran_ms = clock_ms.saturating_sub(attempt.budgets_at_ms);
     let add = |budget: &TimerBudget| {

@@ -1,8 +1,9 @@
-//! Tasks that the relay inherited: from an import, or from data whose newest changes or fences are lost.
+//! Inherited tasks: from an import, or from data whose newest changes or fences are lost.
 //!
-//! What was granted after the last change that it knows may still run, on machines that it may never have heard of. So
-//! whatever it found at boot is fenced for the longest grant there is, or until an operator says that the old fleet is
-//! down. What is submitted afterwards is not held.
+//! A lease that was granted after the last saved change may still be in use, on machines that
+//! this relay has no record of. Every task found at boot is therefore fenced for the longest
+//! possible grant, or until an operator confirms that the old fleet is down. Tasks submitted
+//! later are not suspended.
 
 use std::sync::Arc;
 
@@ -20,8 +21,9 @@ use crate::schedule::placement;
 use crate::task::live_task::LiveTask;
 use crate::time::{ClockReading, MonotonicTime};
 
-/// After an import or an accepted loss: an operator confirms that no daemon of the old fleet runs anything, which the relay
-/// cannot know. What was inherited may be leased now; the reply counts the open tasks that were suspended.
+/// Ends the suspension after an import or an accepted loss: an operator confirms that no daemon
+/// of the old fleet runs anything, which the relay cannot check. Inherited tasks may then be
+/// leased; the reply counts the open tasks that were suspended.
 #[derive(Debug)]
 pub struct ReleaseInherited {
     pub by: RequestActor,
@@ -48,21 +50,22 @@ impl Command for ReleaseInherited {
 }
 
 impl Core {
-    /// At boot, before the tasks are restored. `tasks` are the open ones.
+    /// Starts, continues or ends the suspension at boot, before the tasks are restored. `tasks`
+    /// are the open ones.
     pub(crate) fn suspend_inherited(
         &mut self,
-        hold_ms: u64,
+        suspension_ms: u64,
         tasks: &[TaskId],
         turn: &mut CoreTurn<'_>,
     ) {
         let before = self.scheduler.clone();
         let uptime_ms = self.earlier_uptime_ms;
-        if hold_ms > 0 {
-            let minted = TaskId(turn.id_source.new_id());
-            let upto = tasks.iter().copied().fold(minted, TaskId::max);
+        if suspension_ms > 0 {
+            let newest = TaskId(turn.id_source.new_id());
+            let upto = tasks.iter().copied().fold(newest, TaskId::max);
             let since = turn.now.wall;
             self.scheduler
-                .begin_suspension(upto, since, uptime_ms, hold_ms);
+                .begin_suspension(upto, since, uptime_ms, suspension_ms);
         } else if self.is_suspension_over(uptime_ms) {
             self.scheduler.end_suspension(uptime_ms, None);
         }
@@ -74,35 +77,37 @@ impl Core {
     }
 
     fn is_suspension_over(&self, uptime_ms: u64) -> bool {
-        let hold = self.scheduler.active_suspension();
-        hold.is_some_and(|hold| hold.until_uptime_ms <= uptime_ms)
+        let suspension = self.scheduler.active_suspension();
+        suspension.is_some_and(|suspension| suspension.until_uptime_ms <= uptime_ms)
     }
 
-    /// Nothing of an inherited task or its conversation is leased while the hold stands.
+    /// Fences an inherited task and its conversation while the suspension lasts.
     pub(crate) fn fence_inherited(&mut self, live: &LiveTask, now: ClockReading) {
         if mutant!(InheritedNotHeld) {
             return;
         }
-        if let Some(hold) = self.scheduler.suspension_of(live.id()) {
-            let left_ms = hold.until_uptime_ms.saturating_sub(self.uptime_ms(now));
+        if let Some(suspension) = self.scheduler.suspension_of(live.id()) {
+            let left_ms = suspension
+                .until_uptime_ms
+                .saturating_sub(self.uptime_ms(now));
             let conversation = ConversationKey::from_spec(&live.spec);
             let fence = Fence::inherited(live.id(), conversation, now.monotonic + left_ms);
             self.fences.insert_fence(fence);
         }
     }
 
-    /// An attempt that waits in this data may have been leased in those that are lost, and its holder still knows it. An
-    /// id is leased once: the task goes on under another.
+    /// Replaces a queued attempt by one with a new id. The attempt may have been leased in the
+    /// lost data, and its holder still uses the id. An id is leased only once.
     pub(crate) fn replace_queued_attempt(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
-        let (asked, waited) = (
+        let (requested, timers) = (
             live.newest_attempt().requested_by_person,
             live.timers.clone(),
         );
-        let scene = self.attempt_context(live, turn.now, None);
-        live.apply_event(MachineEvent::Withdraw, &scene);
-        self.queue_attempt(live, asked, turn);
-        // It has waited as long as it has.
-        live.timers = waited;
+        let context = self.attempt_context(live, turn.now, None);
+        live.apply_event(MachineEvent::Withdraw, &context);
+        self.queue_attempt(live, requested, turn);
+        // The time already spent in the queue still counts.
+        live.timers = timers;
     }
 
     pub(crate) fn end_due_suspension(&mut self, turn: &mut CoreTurn<'_>) {
@@ -111,7 +116,8 @@ impl Core {
         }
     }
 
-    /// Ends the hold and returns how many tasks it held; without one it changes nothing.
+    /// Ends the suspension and returns how many open tasks it covered; changes nothing without
+    /// one.
     fn end_inherited_suspension(
         &mut self,
         released: Option<SuspensionRelease>,
@@ -132,7 +138,7 @@ impl Core {
         tasks
     }
 
-    /// The queue timer of a task that was held runs again, unless something else stops it.
+    /// Resumes the queue timer of a suspended task, unless something else stops it.
     fn resume_queue_timer(&mut self, task: TaskId, now: MonotonicTime) {
         if let Some(live) = self.tasks.get(&task)
             && !self.is_queue_timer_paused(live)
