@@ -117,7 +117,7 @@ mod tests {
     use crate::samples::tenant;
 
     #[test]
-    fn the_newest_park_comes_first_and_a_page_goes_on_behind_the_last() {
+    fn parked_tasks_are_listed_newest_first_and_pages_continue() {
         let mut parked = ParkedTasks::default();
         let task = |n: u128| TaskId(Uuid::from_u128(n));
         for (n, since) in [(1, 10), (2, 30), (3, 30), (4, 20)] {

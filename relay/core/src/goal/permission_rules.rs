@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides_and_is_named_by_its_place() {
+    fn the_first_matching_rule_decides_and_is_reported_by_number() {
         let rules = [
             rule(Deny, "Bash", "*rm *"),
             rule(Allow, "Bash", "git *"),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_characters_and_nothing_else_is_special() {
+    fn a_star_matches_any_characters_and_nothing_else_is_special() {
         for (pattern, text) in [
             ("*", ""),
             ("git *", "git log"),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_what_is_done_and_not_what_is_said_about_it() {
+    fn allow_rules_match_the_action_and_not_its_description() {
         let rules = [rule(Allow, "Bash", "git *")];
         assert_eq!(
             effect_of(&rules, "Bash", &command("git status")),
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_is_found_in_any_text_and_however_it_is_spelled() {
+    fn deny_rules_match_any_text_even_when_escaped() {
         let rules = [rule(Deny, "Bash", "*secret*"), rule(Allow, "Bash", "")];
         for text in [
             r#"{"command":"cat secrets"}"#,
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_too_long_for_a_pattern_are_for_a_person() {
+    fn arguments_too_long_to_compare_need_a_person() {
         let long = command(&"x".repeat(MAX_COMPARED_BYTES));
         let rules = [rule(Deny, "Bash", "*y*"), rule(Allow, "Bash", "")];
         assert_eq!(effect_of(&rules, "Bash", &long), Some(Ask));
@@ -414,7 +414,7 @@ mod tests {
 
     /// The cost of one request is limited, however many rules there are.
     #[test]
-    fn many_rules_over_long_arguments_are_for_a_person() {
+    fn too_many_comparisons_for_one_request_need_a_person() {
         let long = command(&"x".repeat(MAX_COMPARED_BYTES / 2));
         let few = vec![rule(Deny, "Bash", "*y*"); 4];
         assert_eq!(effect_of(&few, "Bash", &long), None);
