@@ -1,5 +1,6 @@
-//! The completion contract: what of it the receipts leave open. Whoever lets a task complete asks here, in the commit that
-//! completes it: a daemon's or an agent's word, a late one, and an operator's.
+//! The completion contract: which requirements the receipts leave unmet. Every path that
+//! completes a task checks it in the completing commit: a daemon's frame, an agent's call, a
+//! late result, and an operator's completion.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::task::size_limits;
 use crate::task::spec::{MissingPolicy, TaskSpec};
 use crate::time::WallTime;
 
-/// What the holder found at one required path. It looks, the relay judges.
+/// The receipt for one required path. The holder collects it; the relay judges it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundArtifact {
     pub path: Arc<str>,
@@ -21,25 +22,25 @@ pub struct FoundArtifact {
     pub size: u64,
     pub sha256: Option<Arc<str>>,
     pub modified: Option<WallTime>,
-    /// Where links inside the root led.
+    /// The path after following links inside the root.
     pub resolved: Option<Arc<str>>,
-    /// Why it was refused or could not be read.
+    /// Why the file was refused or could not be read.
     pub problem: Option<Arc<str>>,
 }
 
-/// The receipts as the record keeps them: one per required file, by its place in the contract. What nobody asked for is
-/// dropped, and of two for one path the first counts.
+/// The receipts as the record stores them: one per required file, by its index in the contract.
+/// Receipts for other paths are dropped, and the first of two for one path counts.
 pub(crate) fn evidence_of(spec: &TaskSpec, found: Vec<FoundArtifact>) -> Vec<ArtifactEvidence> {
     let mut kept: Vec<ArtifactEvidence> = Vec::new();
     let Some(contract) = &spec.contract else {
         return kept;
     };
     for file in found {
-        let place = contract
+        let index = contract
             .artifacts
             .iter()
             .position(|a| *a.path == *file.path);
-        let Some(required) = place.and_then(|place| u8::try_from(place).ok()) else {
+        let Some(required) = index.and_then(|index| u8::try_from(index).ok()) else {
             continue;
         };
         if kept.iter().all(|known| known.contract_index != required) {
@@ -58,7 +59,8 @@ pub(crate) fn evidence_of(spec: &TaskSpec, found: Vec<FoundArtifact>) -> Vec<Art
     kept
 }
 
-/// What the newest receipts of an attempt leave open; empty means that it may complete.
+/// The requirements that the newest receipts of an attempt leave unmet. Empty means that it may
+/// complete.
 pub fn unmet_task_requirements(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<UnmetRequirement> {
     judge_evidence(spec, &attempt.artifacts)
 }
@@ -88,24 +90,24 @@ pub(crate) fn judge_evidence(spec: &TaskSpec, seen: &[ArtifactEvidence]) -> Vec<
     unmet_requirements(required, found)
 }
 
-/// The same before anything of it is kept.
+/// The unmet requirements of receipts that are not stored yet.
 pub fn judge_found(spec: &TaskSpec, found: &[FoundArtifact]) -> Vec<UnmetRequirement> {
     judge_evidence(spec, &evidence_of(spec, found.to_vec()))
 }
 
-/// What happens to a completion that something is missing for.
+/// The policy for a completion with unmet requirements.
 pub(crate) fn missing_policy(spec: &TaskSpec) -> MissingPolicy {
     spec.contract
         .as_ref()
         .map_or_else(MissingPolicy::default, |contract| contract.missing_policy)
 }
 
-/// All that is unmet, for people.
+/// All unmet requirements as text for people.
 pub(crate) fn unmet_summary(unmet: &[UnmetRequirement]) -> Arc<str> {
     summarize_unmet(unmet, size_limits::MAX_TEXT_BYTES).into()
 }
 
-/// Which of the required files are unmet, one bit each: a contract has at most 64.
+/// The unmet files as one bit per file: a contract has at most 64.
 pub(crate) fn unmet_bits(unmet: &[UnmetRequirement]) -> u64 {
     let bit = |unmet: &UnmetRequirement| u32::try_from(unmet.index).ok().map(|at| 1 << (at % 64));
     unmet
@@ -114,8 +116,8 @@ pub(crate) fn unmet_bits(unmet: &[UnmetRequirement]) -> u64 {
         .fold(0, |all, one: u64| all | one)
 }
 
-/// The paths behind [`places`].
-pub fn unmet_paths(spec: &TaskSpec, places: u64) -> Vec<String> {
+/// The paths of the files in `bits`, as made by `unmet_bits`.
+pub fn unmet_paths(spec: &TaskSpec, bits: u64) -> Vec<String> {
     let required = spec
         .contract
         .iter()
@@ -123,7 +125,7 @@ pub fn unmet_paths(spec: &TaskSpec, places: u64) -> Vec<String> {
     required
         .take(64)
         .enumerate()
-        .filter(|(at, _)| places & (1 << at) != 0)
+        .filter(|(at, _)| bits & (1 << at) != 0)
         .map(|(_, wanted)| wanted.path.clone())
         .collect()
 }

@@ -1,10 +1,9 @@
-//! Work that outlives its attempt: progress and checkpoints, the park that waits for a person, and the word that sends it
-//! on.
+//! Parking a task until a person acts, and resuming it.
 //!
-//! Who says it does not matter: a daemon's frame, an agent's call and a person's request end in the same functions, each
-//! after its own checks. A park is one write: checkpoint, parked attempt, attention; the lease is gone with it. Sending it
-//! on is one write, too: the parked attempt ends as handed off and its successor waits in the queue, so it is never
-//! offered twice.
+//! A daemon's frame, an agent's call and a person's request use the same functions, each after
+//! its own checks. A park is one write: checkpoint, parked attempt and attention; it also ends
+//! the lease. A resume is one write, too: the parked attempt ends as handed off and its
+//! successor is queued, so the task is never offered twice.
 
 use std::sync::Arc;
 
@@ -29,31 +28,31 @@ use crate::task::live_task::LiveTask;
 use crate::task::size_limits;
 use crate::turn::CoreTurn;
 
-/// What became of such a word.
+/// The result of a goal report.
 #[derive(Clone, Debug)]
 pub struct GoalOutcome {
-    /// None where it cannot be read.
+    /// `None` if the stored progress cannot be read.
     pub progress: Option<Arc<ProgressRecord>>,
     pub checkpoint: Option<Arc<CheckpointRecord>>,
 }
 
-/// How an attempt is parked: by a block, or because its result was not whole.
+/// A request to park an attempt: by a block, or because its result was incomplete.
 pub(crate) struct ParkRequest {
     pub(crate) cause: ParkCause,
     pub(crate) reason: Arc<str>,
-    /// What would help.
+    /// What would help to continue.
     pub(crate) hint: Option<Arc<str>>,
-    /// Written in the same commit.
+    /// Written in the same commit. The flag tells whether text was redacted.
     pub(crate) checkpoint: Option<(CheckpointDraft, bool)>,
     pub(crate) by: Arc<str>,
-    /// What the worker said of its processes, where it said so with the same word.
+    /// The end of the worker's processes, if the same report contains it.
     pub(crate) termination: Option<ProcessTermination>,
-    /// The number of the frame that asked for it, where one did.
+    /// The control number of the frame that requested it, if a frame did.
     pub(crate) control_seq: Option<u64>,
 }
 
-/// Parks an open task; what runs is stopped. What is stored last of all is the record, so a crash
-/// before it leaves the task as it was.
+/// Parks an open task and stops what runs. The task record is stored last, so a crash before
+/// that leaves the task unchanged.
 #[derive(Debug)]
 pub struct BlockTask {
     pub tenant: TenantId,
@@ -65,7 +64,7 @@ pub struct BlockTask {
 #[derive(Debug)]
 pub struct BlockedTask {
     pub record: Arc<TaskRecord>,
-    /// None where it cannot be read.
+    /// `None` if the stored progress cannot be read.
     pub progress: Option<Arc<ProgressRecord>>,
 }
 
@@ -96,13 +95,13 @@ impl Command for BlockTask {
     }
 }
 
-/// Sends a parked task on: attempt N+1, with this person's instructions.
+/// Resumes a parked task: queues attempt N+1 with this person's instructions.
 #[derive(Debug)]
 pub struct ResumeTask {
     pub tenant: TenantId,
     pub task: TaskId,
     pub resume: Box<ResumeInstructions>,
-    /// The one that the caller saw.
+    /// The attempt that the caller saw.
     pub attempt: Option<AttemptId>,
 }
 
@@ -140,50 +139,51 @@ impl AttemptOwners<'_> {
         &mut self,
         live: &mut LiveTask,
         report: GoalReport,
-        known: StoredProgress,
+        stored: StoredProgress,
         control_seq: u64,
         turn: &mut CoreTurn<'_>,
     ) -> Result<(), Rejection> {
         let seq = Some(control_seq);
         match report {
             GoalReport::Progress(update) => {
-                self.report_progress(live, update, known, seq, turn)?;
+                self.report_progress(live, update, stored, seq, turn)?;
             }
             GoalReport::Checkpoint(draft) => {
-                self.report_checkpoint(live, draft, known, seq, turn)?;
+                self.report_checkpoint(live, draft, stored, seq, turn)?;
             }
             GoalReport::Block(block) => {
                 check_accepted(live)?;
                 let park = ParkRequest::from_block(block, holder_name(live), seq);
-                self.park_attempt(live, park, known, turn)?;
+                self.park_attempt(live, park, stored, turn)?;
             }
         }
         Ok(())
     }
 
-    /// Parks the newest attempt, or the task where it waits for its next one. Refused, it changes nothing.
+    /// Parks the newest attempt, or the task while it waits for its next attempt. A refused
+    /// request changes nothing.
     pub(crate) fn park_attempt(
         &mut self,
         live: &mut LiveTask,
         park: ParkRequest,
-        known: StoredProgress,
+        stored: StoredProgress,
         turn: &mut CoreTurn<'_>,
     ) -> Result<GoalOutcome, Rejection> {
         check_park(live)?;
-        let said = match park.checkpoint.filter(|_| !mutant!(BlockUnwritten)) {
+        let outcome = match park.checkpoint.filter(|_| !mutant!(BlockUnwritten)) {
             Some((mut draft, redacted)) => {
-                let stood = known.as_ref().ok().and_then(Option::as_deref);
-                fill_from_progress(&mut draft, stood, &park.reason);
+                let earlier = stored.as_ref().ok().and_then(Option::as_deref);
+                fill_from_progress(&mut draft, earlier, &park.reason);
                 let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
                 let (progress, checkpoint) =
-                    add_checkpoint(live, draft, kind, park.by, known, turn);
+                    add_checkpoint(live, draft, kind, park.by, stored, turn);
                 GoalOutcome {
                     progress,
                     checkpoint: Some(checkpoint),
                 }
             }
             None => GoalOutcome {
-                progress: progress_or_empty(live, known).ok(),
+                progress: progress_or_empty(live, stored).ok(),
                 checkpoint: None,
             },
         };
@@ -191,11 +191,11 @@ impl AttemptOwners<'_> {
         if live.newest_attempt().state.end().is_none() {
             let termination = park.termination;
             let event = MachineEvent::Park { cause, termination };
-            let outcome = self.apply_frame_event(live, event, None, park.control_seq, turn);
-            debug_assert_eq!(outcome, EventOutcome::Applied, "check_park let it through");
+            let applied = self.apply_frame_event(live, event, None, park.control_seq, turn);
+            debug_assert_eq!(applied, EventOutcome::Applied, "check_park accepted it");
             live.set_event_message(Some(Arc::clone(&park.reason)));
         } else {
-            // It waits for its next attempt, and now for a person instead.
+            // The task was waiting for its next attempt. Now it waits for a person instead.
             live.retry_at = None;
             live.record_mut().retry = None;
             let parked = TimelineEventKind::Attention(cause.attention_cause());
@@ -205,10 +205,10 @@ impl AttemptOwners<'_> {
             cause: cause.attention_cause(),
             reason: park.reason,
             hint: park.hint,
-            checkpoint: said.checkpoint.as_ref().map(|written| written.id),
+            checkpoint: outcome.checkpoint.as_ref().map(|written| written.id),
             since: turn.now.wall,
         });
-        Ok(said)
+        Ok(outcome)
     }
 
     fn resume_task(
@@ -231,7 +231,8 @@ impl AttemptOwners<'_> {
         }
     }
 
-    /// The parked attempt is handed off and its successor queued. What was spent stays spent.
+    /// Hands off the parked attempt and queues its successor. The dispatches that were counted
+    /// stay counted.
     pub(crate) fn start_successor(
         &mut self,
         live: &mut LiveTask,
@@ -248,7 +249,8 @@ impl AttemptOwners<'_> {
         {
             self.apply_event(live, MachineEvent::HandOff { successor, to }, None, turn);
         } else if live.record().attention.is_some() {
-            // It ended before its task waited for a person: the end stays, and who comes too late learns the same.
+            // The attempt ended before its task was parked. Its end stays, and a later resume
+            // is refused as handed off.
             live.newest_attempt_mut().handed_off_to = Some(to);
         }
         self.schedule.queue_attempt_as(successor, live, true, turn);
@@ -298,7 +300,7 @@ impl ParkRequest {
     }
 }
 
-/// A task that is not live is finished, or nobody's.
+/// The rejection for a task that is not live: finished, or unknown to this tenant.
 pub(crate) fn missing_task(tenant: &TenantId, finished: Option<FinishedTask>) -> Rejection {
     match finished.filter(|finished| finished.record.tenant == *tenant) {
         Some(_) => Rejection::AlreadyFinished,
@@ -314,7 +316,7 @@ fn check_park(live: &LiveTask) -> Result<(), Rejection> {
         return Err(Rejection::AlreadyParked);
     }
     match &live.newest_attempt().state {
-        // An end is on its way already.
+        // The attempt is ending already.
         AttemptState::CleaningUp { .. } => Err(Rejection::BeingEnded),
         AttemptState::Parked(_) => Err(Rejection::AlreadyParked),
         AttemptState::Queued
@@ -329,9 +331,9 @@ fn check_park(live: &LiveTask) -> Result<(), Rejection> {
     }
 }
 
-/// It does not wait there any more: somebody was quicker, or nobody was needed.
-fn not_parked_reason(from: Option<&AttemptRecord>) -> Rejection {
-    if from.is_some_and(|from| from.handed_off_to.is_some()) && !mutant!(LoserMisled) {
+/// The rejection for an attempt that is not parked: already handed off, or never parked.
+fn not_parked_reason(attempt: Option<&AttemptRecord>) -> Rejection {
+    if attempt.is_some_and(|attempt| attempt.handed_off_to.is_some()) && !mutant!(LoserMisled) {
         Rejection::HandedOff
     } else {
         Rejection::NotParked
@@ -343,16 +345,20 @@ pub(crate) fn holder_name(live: &LiveTask) -> Arc<str> {
     holder.map_or_else(|| "".into(), |holder| Arc::clone(holder.name()))
 }
 
-/// A block says why it stops. Where the work stands is what was said of it before, unless the block says that as well: the
-/// next attempt goes by the newest checkpoint alone.
-fn fill_from_progress(draft: &mut CheckpointDraft, known: Option<&ProgressRecord>, why: &Arc<str>) {
-    let is_told = |text: &&Arc<str>| !text.trim().is_empty();
-    if !is_told(&&draft.summary) {
-        let before = known.map(|known| &known.summary).filter(is_told);
-        draft.summary = Arc::clone(before.unwrap_or(why));
+/// Fills empty checkpoint fields of a block from the stored progress. The next attempt reads
+/// only the newest checkpoint, so the checkpoint must say where the work stands.
+fn fill_from_progress(
+    draft: &mut CheckpointDraft,
+    earlier: Option<&ProgressRecord>,
+    reason: &Arc<str>,
+) {
+    let has_text = |text: &&Arc<str>| !text.trim().is_empty();
+    if !has_text(&&draft.summary) {
+        let before = earlier.map(|earlier| &earlier.summary).filter(has_text);
+        draft.summary = Arc::clone(before.unwrap_or(reason));
     }
-    if let Some(before) = known.map(|known| &known.cursor)
-        && !is_told(&&draft.cursor)
+    if let Some(before) = earlier.map(|earlier| &earlier.cursor)
+        && !has_text(&&draft.cursor)
     {
         draft.cursor = Arc::clone(before);
     }

@@ -1,6 +1,6 @@
-//! Work that outlives its attempt: progress, checkpoints, block, park, resume and hand-off, the list of parked tasks.
-//! Also the completion contract and the permission rules of a task.
-//! It does not lease anything.
+//! Work that outlives its attempt: progress, checkpoints, block, park, resume and hand-off, and
+//! the list of parked tasks. Also the completion contract and the permission rules of a task.
+//! Nothing here leases an attempt.
 
 pub mod completion_contract;
 pub(crate) mod hand_off;

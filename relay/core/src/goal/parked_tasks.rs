@@ -1,4 +1,4 @@
-//! Which tasks wait for a person, in the order in which a list shows them: newest park first, then by id.
+//! The index of parked tasks in list order: newest park first, then by id.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,10 +14,10 @@ use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 use crate::turn::CoreTurn;
 
-/// Where a task stands in the list; also where a page ended.
+/// The position of a task in the list; also the end of a page.
 pub type ParkedListCursor = (Reverse<WallTime>, TaskId);
 
-/// Derived from the records: every change of one passes `note`.
+/// Derived from the task records: every change of a record passes `update_task`.
 #[derive(Debug, Default)]
 pub(crate) struct ParkedTasks {
     since: HashMap<TaskId, WallTime>,
@@ -25,7 +25,7 @@ pub(crate) struct ParkedTasks {
 }
 
 impl ParkedTasks {
-    /// The task's record as it is now.
+    /// Updates the index from the task's current record.
     pub(crate) fn update_task(&mut self, record: &TaskRecord) {
         let since = record.attention.as_ref().map(|attention| attention.since);
         let known = self.since.get(&record.task).copied();
@@ -35,8 +35,8 @@ impl ParkedTasks {
         self.remove_task(&record.tenant, record.task);
         if let Some(since) = since {
             self.since.insert(record.task, since);
-            let places = self.cursors.entry(record.tenant.clone()).or_default();
-            places.insert((Reverse(since), record.task));
+            let cursors = self.cursors.entry(record.tenant.clone()).or_default();
+            cursors.insert((Reverse(since), record.task));
         }
     }
 
@@ -44,38 +44,38 @@ impl ParkedTasks {
         let Some(since) = self.since.remove(&task) else {
             return;
         };
-        if let Some(places) = self.cursors.get_mut(tenant) {
-            places.remove(&(Reverse(since), task));
-            if places.is_empty() {
+        if let Some(cursors) = self.cursors.get_mut(tenant) {
+            cursors.remove(&(Reverse(since), task));
+            if cursors.is_empty() {
                 self.cursors.remove(tenant);
             }
         }
     }
 
-    /// The tenant's parked tasks behind `after`.
+    /// The tenant's parked tasks after this position.
     pub(crate) fn after_cursor(
         &self,
         tenant: &TenantId,
         after: Option<ParkedListCursor>,
     ) -> impl Iterator<Item = TaskId> {
-        let places = self.cursors.get(tenant).into_iter();
-        let behind = places.flat_map(move |places| match after {
+        let cursors = self.cursors.get(tenant).into_iter();
+        let remaining = cursors.flat_map(move |cursors| match after {
             Some(after) => {
-                places.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded))
+                cursors.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded))
             }
-            None => places.range(..),
+            None => cursors.range(..),
         });
-        behind.map(|(_, task)| *task)
+        remaining.map(|(_, task)| *task)
     }
 }
 
-/// Tasks that wait for a person, newest first: one page.
+/// Lists one page of parked tasks, newest first.
 #[derive(Debug)]
 pub struct ListParkedTasks {
     pub tenant: TenantId,
-    /// Empty means all of them.
+    /// Empty means all causes.
     pub causes: Vec<AttentionCause>,
-    /// Only those that agents of this scope may pick up.
+    /// Only tasks that agents of this scope may pick up.
     pub agent_scope: Option<Arc<str>>,
     pub after: Option<ParkedListCursor>,
     pub limit: usize,
@@ -117,18 +117,18 @@ mod tests {
     use crate::samples::tenant;
 
     #[test]
-    fn the_newest_park_comes_first_and_a_page_goes_on_behind_the_last() {
+    fn parked_tasks_are_listed_newest_first_and_pages_continue() {
         let mut parked = ParkedTasks::default();
         let task = |n: u128| TaskId(Uuid::from_u128(n));
         for (n, since) in [(1, 10), (2, 30), (3, 30), (4, 20)] {
             parked.since.insert(task(n), WallTime(since));
-            let places = parked.cursors.entry(tenant("acme")).or_default();
-            places.insert((Reverse(WallTime(since)), task(n)));
+            let cursors = parked.cursors.entry(tenant("acme")).or_default();
+            cursors.insert((Reverse(WallTime(since)), task(n)));
         }
         let all: Vec<TaskId> = parked.after_cursor(&tenant("acme"), None).collect();
         assert_eq!(all, [task(2), task(3), task(4), task(1)]);
-        let place = (Reverse(WallTime(30)), task(3));
-        let rest: Vec<TaskId> = parked.after_cursor(&tenant("acme"), Some(place)).collect();
+        let cursor = (Reverse(WallTime(30)), task(3));
+        let rest: Vec<TaskId> = parked.after_cursor(&tenant("acme"), Some(cursor)).collect();
         assert_eq!(rest, [task(4), task(1)]);
         assert_eq!(parked.after_cursor(&tenant("other"), None).count(), 0);
         parked.remove_task(&tenant("acme"), task(3));

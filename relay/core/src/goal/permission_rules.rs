@@ -1,15 +1,20 @@
-//! Rules of a task that answer permissions by themselves: which one speaks for a request, and what it says.
+//! Permission rules of a task: which rule answers a permission request, and how.
 //!
-//! The first rule that matches decides; without one a person is asked. A rule names tools and, optionally, a pattern
-//! for what the tool is called with. `*` stands for any characters, everything else for itself.
+//! The first rule that matches decides; without one, a person is asked. A rule names tools and,
+//! optionally, a pattern for the arguments of the tool. `*` matches any characters, everything
+//! else matches itself.
 //!
-//! Arguments are looked at in two ways, so that a rule errs on the side of asking:
-//! - `deny` and `ask` match when the pattern matches the arguments as the agent wrote them, or any one text among them.
-//! - `allow` matches when the pattern is the arguments to the letter, or matches all those that say what is done
-//!   (`SUBJECTS`, at any depth), of which there must be one. A shell command with an operator that the pattern does not spell is not
-//!   matched: neither `git *` nor `*git status*` allows `git status; rm -r .`, and a description that says it allows nothing.
+//! Arguments are compared in two ways, so that in doubt a person is asked:
+//! - `deny` and `ask` match if the pattern matches the whole arguments as the agent wrote them,
+//!   or any one text in them.
+//! - `allow` matches if the pattern equals the whole arguments, or if it matches all arguments
+//!   that state the action (`SUBJECTS`, at any depth), of which there must be at least one. A
+//!   shell command with an operator that the pattern does not contain is not matched: neither
+//!   `git *` nor `*git status*` allows `git status; rm -r .`, and a description with a matching
+//!   text allows nothing.
 //!
-//! This compares texts. It knows no shell and no file system, and it is no sandbox.
+//! This compares texts. It understands neither shells nor file systems, and it is not a
+//! sandbox.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,12 +23,13 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::task::spec::{PermissionEffect, PermissionRule};
 
-/// Longer arguments are compared with no pattern: looking at them must not hold the loop. A person is asked instead.
+/// Longer arguments are compared with no pattern, because that would delay the core's loop. A
+/// person is asked instead.
 const MAX_COMPARED_BYTES: usize = 64 * 1024;
-/// For one request and all its rules together, for the same reason.
+/// The limit for one request and all its rules together, for the same reason.
 const MAX_REQUEST_BYTES: usize = 1024 * 1024;
 
-/// Arguments that say what a tool does, in the words of the agents we know.
+/// Names of arguments that state what a tool does, as the supported agents use them.
 const SUBJECTS: [&str; 8] = [
     "command",
     "cmd",
@@ -37,13 +43,14 @@ const SUBJECTS: [&str; 8] = [
 const SHELL_SUBJECTS: [&str; 2] = ["command", "cmd"];
 const SHELL_OPERATORS: [char; 10] = [';', '&', '|', '<', '>', '$', '`', '(', ')', '\n'];
 
-/// The rule that speaks for a request: its place, from 1, and what it says. `ask` is as good as none.
+/// The rule that answers a request: its number, from 1, and its effect. `Ask` has the same
+/// result as no rule.
 pub(crate) fn find_rule(
     rules: &[PermissionRule],
     tool: &str,
     arguments: &[u8],
 ) -> Option<(u32, PermissionEffect)> {
-    let (mut known, mut budget) = (None, MAX_REQUEST_BYTES);
+    let (mut parsed, mut budget) = (None, MAX_REQUEST_BYTES);
     for (number, rule) in (1..).zip(rules) {
         if !matches(&rule.tool, tool) {
             continue;
@@ -51,12 +58,14 @@ pub(crate) fn find_rule(
         if rule.pattern.is_empty() || mutant!(PatternIgnored) {
             return Some((number, rule.effect));
         }
-        let known = known.get_or_insert_with(|| PermissionArguments::read(arguments));
-        let left = known
+        let parsed = parsed.get_or_insert_with(|| PermissionArguments::read(arguments));
+        let left = parsed
             .as_ref()
-            .and_then(|known| budget.checked_sub(known.bytes()));
-        match (known, left) {
-            (Some(known), Some(_)) if known.match_rule(rule) => return Some((number, rule.effect)),
+            .and_then(|parsed| budget.checked_sub(parsed.bytes()));
+        match (parsed, left) {
+            (Some(parsed), Some(_)) if parsed.match_rule(rule) => {
+                return Some((number, rule.effect));
+            }
             (Some(_), Some(left)) => budget = left,
             (None, _) | (_, None) => return Some((number, PermissionEffect::Ask)),
         }
@@ -64,7 +73,7 @@ pub(crate) fn find_rule(
     None
 }
 
-/// What a tool is called with, as rules see it.
+/// The arguments of a tool call, as rules compare them.
 struct PermissionArguments<'a> {
     whole: Cow<'a, str>,
     argument_texts: ArgumentTexts,
@@ -73,14 +82,15 @@ struct PermissionArguments<'a> {
 /// The texts in arguments that are JSON.
 #[derive(Default)]
 struct ArgumentTexts {
-    /// Texts at any depth, each with the name of the member that holds it.
+    /// Texts at any depth, each with the name of the member that contains it.
     texts: Vec<(String, String)>,
-    /// Something that says what is done is not a text, or the rest cannot be read: no pattern can speak for it.
+    /// An argument that states the action is not a text, or the arguments are not valid JSON:
+    /// no `allow` pattern can match them.
     is_opaque: bool,
 }
 
 impl<'a> PermissionArguments<'a> {
-    /// None when they are too long to be compared.
+    /// `None` if the arguments are too long to compare.
     fn read(arguments: &'a [u8]) -> Option<Self> {
         if arguments.len() > MAX_COMPARED_BYTES {
             return None;
@@ -95,7 +105,7 @@ impl<'a> PermissionArguments<'a> {
         })
     }
 
-    /// What one comparison looks at.
+    /// The bytes that one comparison reads.
     fn bytes(&self) -> usize {
         let texts = self.argument_texts.texts.iter().map(|(_, text)| text.len());
         self.whole.len() + texts.sum::<usize>()
@@ -127,7 +137,7 @@ impl<'a> PermissionArguments<'a> {
     }
 }
 
-/// Whether a command has an operator that the pattern does not spell.
+/// Whether a command has a shell operator that the pattern does not contain.
 fn has_extra_operator(command: &str, pattern: &str) -> bool {
     SHELL_OPERATORS
         .iter()
@@ -135,8 +145,8 @@ fn has_extra_operator(command: &str, pattern: &str) -> bool {
         && !mutant!(OperatorsAllowed)
 }
 
-/// Collects the texts of one value. Members of the same name are all taken: which of them the agent means is not ours to
-/// guess.
+/// Collects the texts of one value. All members of the same name are collected, because it is
+/// unknown which of them the agent uses.
 struct TextCollector<'a> {
     name: &'a str,
     found: &'a mut ArgumentTexts,
@@ -216,8 +226,8 @@ impl<'de> Visitor<'de> for TextCollector<'_> {
     }
 }
 
-/// Whether the whole text is what the pattern describes. In one pass: the pieces between stars are found from left to
-/// right, which finds a match wherever there is one.
+/// Whether the pattern matches the whole text. One pass is enough: taking the leftmost match of
+/// each piece between stars finds a match whenever there is one.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == text;
@@ -235,7 +245,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     left.ends_with(last)
 }
 
-/// As people write it, for the record of what answered.
+/// The rule as people write it, for the record of the answer.
 impl fmt::Display for PermissionRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let effect = match self.effect {
@@ -265,7 +275,11 @@ mod tests {
         }
     }
 
-    fn said(rules: &[PermissionRule], tool: &str, arguments: &str) -> Option<PermissionEffect> {
+    fn effect_of(
+        rules: &[PermissionRule],
+        tool: &str,
+        arguments: &str,
+    ) -> Option<PermissionEffect> {
         find_rule(rules, tool, arguments.as_bytes()).map(|(_, effect)| effect)
     }
 
@@ -274,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides_and_is_named_by_its_place() {
+    fn the_first_matching_rule_decides_and_is_reported_by_number() {
         let rules = [
             rule(Deny, "Bash", "*rm *"),
             rule(Allow, "Bash", "git *"),
@@ -290,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_characters_and_nothing_else_is_special() {
+    fn a_star_matches_any_characters_and_nothing_else_is_special() {
         for (pattern, text) in [
             ("*", ""),
             ("git *", "git log"),
@@ -315,10 +329,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_what_is_done_and_not_what_is_said_about_it() {
+    fn allow_rules_match_the_action_and_not_its_description() {
         let rules = [rule(Allow, "Bash", "git *")];
-        assert_eq!(said(&rules, "Bash", &command("git status")), Some(Allow));
-        for sly in [
+        assert_eq!(
+            effect_of(&rules, "Bash", &command("git status")),
+            Some(Allow)
+        );
+        for evasion in [
             command("rm -r ."),
             command("git status; rm -r ."),
             command("git log | sh"),
@@ -332,36 +349,46 @@ mod tests {
             r#"{"command":"git status"} {"command":"rm -r ."}"#.to_owned(),
             "git".to_owned(),
         ] {
-            assert_eq!(said(&rules, "Bash", &sly), None, "{sly}");
+            assert_eq!(effect_of(&rules, "Bash", &evasion), None, "{evasion}");
         }
         let spelled = [rule(Allow, "Bash", "git log | head")];
         assert_eq!(
-            said(&spelled, "Bash", &command("git log | head")),
+            effect_of(&spelled, "Bash", &command("git log | head")),
             Some(Allow)
         );
         let nested = r#"{"kind":"execute","rawInput":{"command":"git log","timeout":5}}"#;
-        assert_eq!(said(&rules, "Bash", nested), Some(Allow));
+        assert_eq!(effect_of(&rules, "Bash", nested), Some(Allow));
         let edit = [rule(Allow, "Edit", "src/*")];
         let text = r#"{"file_path":"src/a.rs","old_string":"; rm"}"#;
-        assert_eq!(said(&edit, "Edit", text), Some(Allow));
+        assert_eq!(effect_of(&edit, "Edit", text), Some(Allow));
         for wide in ["*git status*", "*status*"] {
             let rules = [rule(Allow, "Bash", wide)];
-            assert_eq!(said(&rules, "Bash", &command("git status")), Some(Allow));
-            for sly in [
+            assert_eq!(
+                effect_of(&rules, "Bash", &command("git status")),
+                Some(Allow)
+            );
+            for evasion in [
                 command("git status; rm -r ."),
                 r#"{"command":"rm -r .","description":"git status"}"#.to_owned(),
                 r#"{"why":"git status"}"#.to_owned(),
                 "rm -r . # git status".to_owned(),
             ] {
-                assert_eq!(said(&rules, "Bash", &sly), None, "{wide}: {sly}");
+                assert_eq!(
+                    effect_of(&rules, "Bash", &evasion),
+                    None,
+                    "{wide}: {evasion}"
+                );
             }
         }
         let whole = [rule(Allow, "Bash", r#"{"command":"ls"}"#)];
-        assert_eq!(said(&whole, "Bash", r#"{"command":"ls"}"#), Some(Allow));
+        assert_eq!(
+            effect_of(&whole, "Bash", r#"{"command":"ls"}"#),
+            Some(Allow)
+        );
     }
 
     #[test]
-    fn what_is_denied_is_found_in_any_text_and_however_it_is_spelled() {
+    fn deny_rules_match_any_text_even_when_escaped() {
         let rules = [rule(Deny, "Bash", "*secret*"), rule(Allow, "Bash", "")];
         for text in [
             r#"{"command":"cat secrets"}"#,
@@ -369,27 +396,30 @@ mod tests {
             r#"{"env":{"A":["x","my secret"]}}"#,
             "no json, but a secret",
         ] {
-            assert_eq!(said(&rules, "Bash", text), Some(Deny), "{text}");
+            assert_eq!(effect_of(&rules, "Bash", text), Some(Deny), "{text}");
         }
-        assert_eq!(said(&rules, "Bash", r#"{"command":"ls"}"#), Some(Allow));
+        assert_eq!(
+            effect_of(&rules, "Bash", r#"{"command":"ls"}"#),
+            Some(Allow)
+        );
     }
 
     #[test]
-    fn arguments_too_long_for_a_pattern_are_for_a_person() {
+    fn arguments_too_long_to_compare_need_a_person() {
         let long = command(&"x".repeat(MAX_COMPARED_BYTES));
         let rules = [rule(Deny, "Bash", "*y*"), rule(Allow, "Bash", "")];
-        assert_eq!(said(&rules, "Bash", &long), Some(Ask));
-        assert_eq!(said(&rules[1..], "Bash", &long), Some(Allow));
+        assert_eq!(effect_of(&rules, "Bash", &long), Some(Ask));
+        assert_eq!(effect_of(&rules[1..], "Bash", &long), Some(Allow));
     }
 
-    /// A request costs the loop no more than so much, however many rules there are.
+    /// The cost of one request is limited, however many rules there are.
     #[test]
-    fn many_rules_over_long_arguments_are_for_a_person() {
+    fn too_many_comparisons_for_one_request_need_a_person() {
         let long = command(&"x".repeat(MAX_COMPARED_BYTES / 2));
         let few = vec![rule(Deny, "Bash", "*y*"); 4];
-        assert_eq!(said(&few, "Bash", &long), None);
+        assert_eq!(effect_of(&few, "Bash", &long), None);
         let many = vec![rule(Deny, "Bash", "*y*"); 256];
-        assert_eq!(said(&many, "Bash", &long), Some(Ask));
-        assert_eq!(said(&many, "Bash", &command("ls")), None);
+        assert_eq!(effect_of(&many, "Bash", &long), Some(Ask));
+        assert_eq!(effect_of(&many, "Bash", &command("ls")), None);
     }
 }

@@ -1,7 +1,8 @@
-//! Goal-level progress: how an update is added to what is known, and how much of it is kept.
+//! Goal-level progress: how an update is merged, and the limits of what is kept.
 //!
-//! Bounds count characters, never half of one, and keep the newest; what is dropped is counted for ever. Beside the counts
-//! stand byte budgets, because a record must fit into one append of the journal.
+//! Lengths are counted in characters, so that no character is split, and the newest entries are
+//! kept. Dropped entries stay counted. Byte budgets apply in addition, because a record must
+//! fit into one append of the journal.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,15 +29,15 @@ pub const MAX_EVIDENCE: usize = limits::MAX_EVIDENCE;
 pub const MAX_STATE_REFS: usize = limits::MAX_STATE_REFS;
 pub const STATE_REF_CHARS: usize = limits::STATE_REF.limit();
 const AGENT_SESSION_BYTES: usize = limits::EXTERNAL_ID.limit();
-/// Of a checkpoint, the newest within this many bytes together.
+/// Evidence of a checkpoint: the newest items within this many bytes.
 const CHECKPOINT_EVIDENCE_BYTES: usize = 48 * 1024;
 const STATE_REFS_BYTES: usize = 32 * 1024;
 const ITEMS_BYTES: usize = 192 * 1024;
 const EVIDENCE_BYTES: usize = 96 * 1024;
-/// Checkpoints that a task keeps; their numbers go on.
+/// Checkpoints that a task keeps. Their numbers continue to rise.
 pub const MAX_CHECKPOINTS: u64 = 50;
 
-/// What somebody has to add. Absent leaves as it is; an empty text empties.
+/// A progress update. An absent field stays unchanged; an empty text clears it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgressUpdate {
     pub summary: Option<Arc<str>>,
@@ -46,7 +47,7 @@ pub struct ProgressUpdate {
     pub evidence: Vec<EvidenceItem>,
 }
 
-/// A milestone as it is told.
+/// A checkpoint as it is reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointDraft {
     pub summary: Arc<str>,
@@ -56,7 +57,7 @@ pub struct CheckpointDraft {
     pub state_refs: Vec<Arc<str>>,
 }
 
-/// Why it cannot go on, and what the next one should know.
+/// Why the work cannot continue, and what the next attempt needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockDraft {
     pub reason: Arc<str>,
@@ -64,17 +65,17 @@ pub struct BlockDraft {
     pub checkpoint: Option<CheckpointDraft>,
 }
 
-/// What a holder says about the goal.
+/// A holder's report about the goal.
 #[derive(Clone, Debug)]
 pub enum GoalReport {
     Progress(SanitizedText<ProgressUpdate>),
     Checkpoint(SanitizedText<CheckpointDraft>),
-    /// The attempt cannot go on: it is parked, and its processes are ended.
+    /// The attempt cannot continue: it is parked, and its processes are ended.
     Block(SanitizedText<BlockDraft>),
 }
 
-/// Words at the lengths that are kept and without credentials. The core takes no others, and the looking is done before
-/// its turn comes: long words must not hold everybody up.
+/// Text that is cut to its limits and free of credentials; the core accepts no other. It is
+/// sanitized before the core's turn, so that long texts do not delay other inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SanitizedText<T> {
     text: T,
@@ -87,15 +88,15 @@ impl<T: SanitizeText> SanitizedText<T> {
         Self { text, redacted }
     }
 
-    /// The words, and whether something that looked like a credential was taken out.
+    /// The text, and whether something that looked like a credential was removed.
     pub(crate) fn into_parts(self) -> (T, bool) {
         (self.text, self.redacted)
     }
 }
 
-/// What somebody says about a goal.
+/// Text about a goal that must be sanitized.
 pub trait SanitizeText {
-    /// Brings them to the lengths that are kept, without credentials; says whether one was taken out.
+    /// Cuts the text to its limits and removes credentials; true if one was removed.
     fn sanitize(&mut self) -> bool;
 }
 
@@ -108,9 +109,9 @@ impl SanitizeText for ProgressUpdate {
         for text in self.cursor.iter_mut() {
             redacted |= sanitize_text(text, CURSOR_CHARS);
         }
-        let told = |text: &str| !text.trim().is_empty();
-        self.completed.retain(|item| told(item));
-        self.failed.retain(|failed| told(&failed.item));
+        let has_text = |text: &str| !text.trim().is_empty();
+        self.completed.retain(|item| has_text(item));
+        self.failed.retain(|failed| has_text(&failed.item));
         for item in &mut self.completed {
             redacted |= sanitize_text(item, ITEM_CHARS);
         }
@@ -133,7 +134,7 @@ impl SanitizeText for CheckpointDraft {
         retain_newest(&mut self.evidence, MAX_EVIDENCE, usize::MAX);
         redacted |= sanitize_evidence(&mut self.evidence);
         retain_newest(&mut self.evidence, MAX_EVIDENCE, CHECKPOINT_EVIDENCE_BYTES);
-        // Half an id names another conversation, so one that is too long is none.
+        // A truncated id could name another conversation, so an id that is too long is dropped.
         let short = |id: &Arc<str>| id.len() <= AGENT_SESSION_BYTES;
         self.agent_session_id = self.agent_session_id.take().filter(short);
         redacted
@@ -141,12 +142,12 @@ impl SanitizeText for CheckpointDraft {
 }
 
 impl CheckpointDraft {
-    /// A milestone is news of the progress, too.
+    /// The progress update that a checkpoint implies.
     pub(crate) fn as_progress(&self) -> ProgressUpdate {
-        let told = |text: &Arc<str>| (!text.is_empty()).then(|| Arc::clone(text));
+        let non_empty = |text: &Arc<str>| (!text.is_empty()).then(|| Arc::clone(text));
         ProgressUpdate {
-            summary: told(&self.summary),
-            cursor: told(&self.cursor),
+            summary: non_empty(&self.summary),
+            cursor: non_empty(&self.cursor),
             evidence: self.evidence.clone(),
             ..ProgressUpdate::default()
         }
@@ -183,7 +184,7 @@ impl ProgressRecord {
         }
     }
 
-    /// Adds an update that was cleaned.
+    /// Merges a sanitized update.
     pub(crate) fn add_update(&mut self, update: ProgressUpdate, at: WallTime) {
         let ProgressUpdate {
             summary,
@@ -195,7 +196,7 @@ impl ProgressRecord {
         self.summary = summary.unwrap_or_else(|| Arc::clone(&self.summary));
         self.cursor = cursor.unwrap_or_else(|| Arc::clone(&self.cursor));
         add_completed(&mut self.completed, completed);
-        // An item that was done after all has not failed.
+        // An item that was completed later has not failed.
         let done: HashSet<&str> = self.completed.iter().map(|item| &**item).collect();
         add_failed(&mut self.failed, failed);
         self.failed.retain(|failed| !done.contains(&*failed.item));
@@ -203,8 +204,8 @@ impl ProgressRecord {
         self.completed_truncated += retain_newest(&mut self.completed, MAX_ITEMS, ITEMS_BYTES);
         self.failed_truncated += retain_newest(&mut self.failed, MAX_ITEMS, ITEMS_BYTES);
         let earlier = self.evidence_truncated * u64::from(!mutant!(CounterFalls));
-        let gone = retain_newest(&mut self.evidence, MAX_EVIDENCE, EVIDENCE_BYTES);
-        self.evidence_truncated = earlier + gone;
+        let dropped = retain_newest(&mut self.evidence, MAX_EVIDENCE, EVIDENCE_BYTES);
+        self.evidence_truncated = earlier + dropped;
         self.updated = at;
     }
 
@@ -217,18 +218,18 @@ impl ProgressRecord {
     }
 }
 
-/// Each item once, where it was first told.
+/// Adds each item once, at its first position.
 fn add_completed(known: &mut Vec<Arc<str>>, new: Vec<Arc<str>>) {
     let mut seen: HashSet<Arc<str>> = known.iter().cloned().collect();
     known.extend(new.into_iter().filter(|item| seen.insert(Arc::clone(item))));
 }
 
-/// The last reason of each item stands, and makes it the newest.
+/// Keeps the last reason of each item and moves the item to the newest position.
 fn add_failed(known: &mut Vec<FailedItem>, new: Vec<FailedItem>) {
     known.extend(new);
-    let mut told: HashSet<Arc<str>> = HashSet::new();
+    let mut seen: HashSet<Arc<str>> = HashSet::new();
     let mut newest_first: Vec<FailedItem> = known.drain(..).rev().collect();
-    newest_first.retain(|failed| told.insert(Arc::clone(&failed.item)));
+    newest_first.retain(|failed| seen.insert(Arc::clone(&failed.item)));
     known.extend(newest_first.into_iter().rev());
 }
 
@@ -247,7 +248,7 @@ fn sanitize_evidence(evidence: &mut [EvidenceItem]) -> bool {
     redacted
 }
 
-/// Credentials first: a cut could leave half of one, which no longer looks like it.
+/// Removes credentials before the cut: half a credential would no longer be recognised.
 fn sanitize_text(text: &mut Arc<str>, chars: usize) -> bool {
     let redacted = redaction::redact_in_place(text);
     if let Some((end, _)) = text.char_indices().nth(chars) {
@@ -278,7 +279,7 @@ impl ByteSize for EvidenceItem {
     }
 }
 
-/// Drops the oldest until count and bytes are kept; says how many went.
+/// Drops the oldest entries until both limits are met; returns how many were dropped.
 fn retain_newest<T: ByteSize>(list: &mut Vec<T>, count: usize, bytes: usize) -> u64 {
     let mut room = bytes;
     let fits = list.iter().rev().take(count).take_while(|item| {
@@ -286,9 +287,9 @@ fn retain_newest<T: ByteSize>(list: &mut Vec<T>, count: usize, bytes: usize) -> 
         room = left.unwrap_or(0);
         left.is_some()
     });
-    let gone = list.len() - fits.count();
-    list.drain(..gone);
-    gone as u64
+    let dropped = list.len() - fits.count();
+    list.drain(..dropped);
+    dropped as u64
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Reports about a task's goal: an update of its progress, a checkpoint. From a client, from a
-//! daemon's frame or from an agent's call; each ends in the same functions, after its own checks.
+//! Goal reports: progress updates and checkpoints. Reports from a client, a daemon's frame and
+//! an agent's call use the same functions, each after its own checks.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::record::{
 use crate::task::live_task::LiveTask;
 use crate::turn::CoreTurn;
 
-/// What is stored of a task's progress; none before the first word of it. Where it cannot be read
-/// nothing is written over it: progress is refused, and milestones and blocks, which cannot be
-/// reported again, leave it as it is.
+/// The stored progress of a task; `None` before the first report. A record that cannot be read
+/// is never overwritten: progress updates are refused, while checkpoints and blocks, which
+/// could not be reported again, are stored without changing it.
 pub(crate) type StoredProgress = StoredLookup<Arc<ProgressRecord>>;
 
-/// Goal-level progress, reported by a client.
+/// A progress update from a client.
 #[derive(Debug)]
 pub struct UpdateProgress {
     pub tenant: TenantId,
@@ -75,34 +75,35 @@ impl AttemptOwners<'_> {
         &mut self,
         live: &mut LiveTask,
         update: SanitizedText<ProgressUpdate>,
-        known: StoredProgress,
+        stored: StoredProgress,
         control_seq: Option<u64>,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<ProgressRecord>, Rejection> {
         check_accepted(live)?;
-        let progress = add_progress(live, update.into_parts().0, known, turn)?;
+        let progress = add_progress(live, update.into_parts().0, stored, turn)?;
         self.count_as_activity(live, control_seq, turn);
         Ok(progress)
     }
 
-    /// The same for a checkpoint.
+    /// Applies a checkpoint from the holder of the newest attempt.
     pub(crate) fn report_checkpoint(
         &mut self,
         live: &mut LiveTask,
         draft: SanitizedText<CheckpointDraft>,
-        known: StoredProgress,
+        stored: StoredProgress,
         control_seq: Option<u64>,
         turn: &mut CoreTurn<'_>,
     ) -> Result<Arc<CheckpointRecord>, Rejection> {
         check_accepted(live)?;
         let by = holder_name(live);
         let kind = CheckpointKind::Progress;
-        let (_, checkpoint) = add_checkpoint(live, draft.into_parts(), kind, by, known, turn);
+        let (_, checkpoint) = add_checkpoint(live, draft.into_parts(), kind, by, stored, turn);
         self.count_as_activity(live, control_seq, turn);
         Ok(checkpoint)
     }
 
-    /// A report moves no state, but it shows that the worker is alive.
+    /// Counts the report as activity: it changes no state, but it shows that the worker is
+    /// alive.
     fn count_as_activity(
         &mut self,
         live: &mut LiveTask,
@@ -121,7 +122,7 @@ impl AttemptOwners<'_> {
     }
 }
 
-/// An attempt that was only offered has nothing to report.
+/// Refuses reports of an attempt that was offered but not accepted.
 pub(crate) fn check_accepted(live: &LiveTask) -> Result<(), Rejection> {
     if live.newest_attempt().state == AttemptState::Offered {
         return Err(Rejection::WrongOrder);
@@ -131,21 +132,21 @@ pub(crate) fn check_accepted(live: &LiveTask) -> Result<(), Rejection> {
 
 pub(crate) fn progress_or_empty(
     live: &LiveTask,
-    known: StoredProgress,
+    stored: StoredProgress,
 ) -> Result<Arc<ProgressRecord>, Rejection> {
-    let known = known.map_err(|UnreadableRecord| Rejection::Unreadable)?;
-    let known = known.filter(|_| !mutant!(ProgressForgotten));
+    let stored = stored.map_err(|UnreadableRecord| Rejection::Unreadable)?;
+    let stored = stored.filter(|_| !mutant!(ProgressForgotten));
     let empty = || ProgressRecord::empty(live.spec.tenant.clone(), live.id());
-    Ok(known.unwrap_or_else(|| Arc::new(empty())))
+    Ok(stored.unwrap_or_else(|| Arc::new(empty())))
 }
 
 pub(crate) fn add_progress(
     live: &mut LiveTask,
     update: ProgressUpdate,
-    known: StoredProgress,
+    stored: StoredProgress,
     turn: &mut CoreTurn<'_>,
 ) -> Result<Arc<ProgressRecord>, Rejection> {
-    let mut progress = progress_or_empty(live, known)?;
+    let mut progress = progress_or_empty(live, stored)?;
     Arc::make_mut(&mut progress).add_update(update, turn.now.wall);
     let message = Some(Arc::clone(&progress.summary)).filter(|summary| !summary.is_empty());
     turn.push_change(RecordChange::PutProgress(Arc::clone(&progress)));
@@ -153,16 +154,17 @@ pub(crate) fn add_progress(
     Ok(progress)
 }
 
-/// Writes the next checkpoint, pushes the oldest out, and brings the progress up to it.
+/// Writes the next checkpoint, removes the oldest if there are too many, and updates the
+/// progress.
 pub(crate) fn add_checkpoint(
     live: &mut LiveTask,
     (draft, redacted): (CheckpointDraft, bool),
     kind: CheckpointKind,
     by: Arc<str>,
-    known: StoredProgress,
+    stored: StoredProgress,
     turn: &mut CoreTurn<'_>,
 ) -> (Option<Arc<ProgressRecord>>, Arc<CheckpointRecord>) {
-    let mut progress = progress_or_empty(live, known).ok();
+    let mut progress = progress_or_empty(live, stored).ok();
     if let Some(progress) = &mut progress {
         Arc::make_mut(progress).add_update(draft.as_progress(), turn.now.wall);
     }
@@ -204,8 +206,8 @@ fn store_checkpoint(
     turn: &mut CoreTurn<'_>,
 ) {
     turn.push_change(RecordChange::PutCheckpoint(Arc::clone(checkpoint)));
-    let pushed_out = checkpoint.number.checked_sub(MAX_CHECKPOINTS);
-    if let Some(number) = pushed_out.filter(|number| *number > 0) {
+    let removed = checkpoint.number.checked_sub(MAX_CHECKPOINTS);
+    if let Some(number) = removed.filter(|number| *number > 0) {
         turn.push_change(RecordChange::DropCheckpoint {
             tenant: live.spec.tenant.clone(),
             task: live.id(),

@@ -1,4 +1,4 @@
-//! Bounds, order and counters of progress, on values and not on time.
+//! Tests of the limits, order and counters of progress. They need no clock.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn failed(item: &str, reason: &str) -> FailedItem {
 }
 
 #[test]
-fn the_newest_items_stay_and_what_went_is_counted_for_ever() {
+fn the_newest_items_are_kept_and_dropped_ones_stay_counted() {
     let mut progress = empty();
     progress.add_update(done((0..700).map(|n| format!("item {n}"))), WallTime(1));
     assert_eq!(
@@ -45,7 +45,7 @@ fn the_newest_items_stay_and_what_went_is_counted_for_ever() {
 }
 
 #[test]
-fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
+fn items_are_unique_and_the_last_failure_reason_wins() {
     let mut progress = empty();
     progress.add_update(
         done(["a".to_owned(), "a".to_owned(), "b".to_owned()]),
@@ -67,11 +67,11 @@ fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
     );
     assert_eq!(progress.failed, [failed("y", "no"), failed("x", "last")]);
     progress.add_update(done(["x".to_owned()]), WallTime(4));
-    assert_eq!(progress.failed, [failed("y", "no")], "done after all");
+    assert_eq!(progress.failed, [failed("y", "no")], "completed later");
 }
 
 #[test]
-fn what_says_nothing_is_no_item() {
+fn blank_items_are_dropped() {
     let mut update = done([" ".to_owned(), "a".to_owned(), String::new()]);
     update.failed = vec![failed("\t", "no"), failed("x", "")];
     update.sanitize();
@@ -80,21 +80,21 @@ fn what_says_nothing_is_no_item() {
 }
 
 #[test]
-fn what_is_absent_stays_and_what_is_empty_empties() {
+fn absent_fields_stay_and_empty_texts_clear_them() {
     let mut progress = empty();
-    let words = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {
+    let update = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {
         summary: summary.map(Arc::from),
         cursor: cursor.map(Arc::from),
         ..ProgressUpdate::default()
     };
-    progress.add_update(words(Some("half"), Some("page 3")), WallTime(1));
-    progress.add_update(words(None, Some("")), WallTime(2));
+    progress.add_update(update(Some("half"), Some("page 3")), WallTime(1));
+    progress.add_update(update(None, Some("")), WallTime(2));
     assert_eq!((&*progress.summary, &*progress.cursor), ("half", ""));
     assert_eq!(progress.updated, WallTime(2));
 }
 
 #[test]
-fn the_longest_record_that_is_legal_fits_into_one_append() {
+fn the_largest_progress_record_fits_into_one_append() {
     let long = |n: usize, chars: usize| -> Arc<str> { format!("{n:ü<chars$}").into() };
     let mut update = ProgressUpdate {
         summary: Some(long(0, 9_000)),
@@ -124,7 +124,7 @@ fn the_longest_record_that_is_legal_fits_into_one_append() {
 }
 
 #[test]
-fn credentials_are_gone_from_every_field_and_the_cut_leaves_no_half_of_one() {
+fn credentials_are_redacted_in_every_field_before_truncation() {
     let secret = "password=hunter2hunter2";
     let mut update = ProgressUpdate {
         summary: Some(secret.into()),
@@ -154,7 +154,7 @@ fn credentials_are_gone_from_every_field_and_the_cut_leaves_no_half_of_one() {
 
 proptest! {
     #[test]
-    fn no_update_breaks_a_bound_a_character_or_a_counter(
+    fn updates_keep_limits_whole_characters_and_counters(
         updates in prop::collection::vec(
             (prop::collection::vec("\\PC{0,6}", 0..300), prop::collection::vec(("\\PC{0,3}", "\\PC{0,1100}"), 0..40)),
             1..8,
@@ -162,9 +162,9 @@ proptest! {
     ) {
         let mut progress = empty();
         let mut before = (0, 0);
-        for (completed, told) in updates {
+        for (completed, failures) in updates {
             let mut update = done(completed);
-            update.failed = told.iter().map(|(item, reason)| failed(item, reason)).collect();
+            update.failed = failures.iter().map(|(item, reason)| failed(item, reason)).collect();
             update.sanitize();
             progress.add_update(update, WallTime(1));
             prop_assert!(progress.completed.len() <= MAX_ITEMS && progress.failed.len() <= MAX_ITEMS);

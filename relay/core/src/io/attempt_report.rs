@@ -1,4 +1,5 @@
-//! What a worker says when an attempt is over, what it knows of the end of its processes, and signs of life before it.
+//! Reports of a worker about an attempt: its end, the end of its processes, and output activity
+//! before it.
 
 use std::sync::Arc;
 
@@ -7,22 +8,23 @@ use crate::goal::completion_contract::FoundArtifact;
 use crate::ids::SessionId;
 use crate::record::{FailureCode, ProcessExitStatus, TokenUsage};
 
-/// What the worker knows of the processes' end.
+/// What the worker reports about the end of the processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessTermination {
     pub exit: Option<ProcessExitStatus>,
     /// No process of the attempt is left.
     pub group_empty: bool,
-    /// `Some(false)`: the prompt never reached the agent, so nothing can have happened.
+    /// `Some(false)`: the prompt never reached the agent, so the agent cannot have done
+    /// anything.
     pub prompt_written: Option<bool>,
-    /// What the cleanup did, in words.
+    /// A description of the cleanup.
     pub cleanup: Option<Arc<str>>,
-    /// Why there is no result, where the worker knows.
+    /// Why there is no result, if the worker reports a reason.
     pub loss: Option<LossReason>,
 }
 
-/// What is said of an attempt without a result whose worker does not say why.
-pub(crate) const NO_RESULT_MESSAGE: &str = "its processes are gone and told no result";
+/// The message of an attempt without a result whose worker reports no reason.
+pub(crate) const NO_RESULT_MESSAGE: &str = "its processes ended without reporting a result";
 
 /// Why a worker ended an attempt without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// For whoever looks at the task; `ttl_ms` is of the lease that it had.
+    /// A description for people; `ttl_ms` is the TTL of the attempt's lease.
     pub fn description(self, ttl_ms: Option<u64>) -> String {
         match (self, ttl_ms) {
             (LossReason::LeaseEnded, Some(ttl_ms)) => format!(
@@ -61,21 +63,21 @@ pub struct CompletedBody {
     pub usage: TokenUsage,
     pub agent_session_id: Option<Arc<str>>,
     pub artifacts: Vec<FoundArtifact>,
-    /// Bytes of output in all.
+    /// Total bytes of output.
     pub final_offset: u64,
-    /// How many of them the shell has neither stored nor recorded as cut.
+    /// How many of these bytes the shell has neither stored nor recorded as cut.
     pub output_missing: u64,
     pub termination: ProcessTermination,
-    /// There was a result, then a hang.
+    /// The agent reported a result and then hung.
     pub killed_after_result: bool,
-    /// The daemon's word that it saw the end before its local lease limit.
+    /// The daemon reports that it saw the end before its local lease limit.
     pub ended_in_lease: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct ErroredBody {
     pub code: FailureCode,
-    /// Can only lower what the relay decides.
+    /// Can forbid a retry that the relay would make, but cannot cause one.
     pub retryable_hint: Option<bool>,
     pub message: Option<Arc<str>>,
     pub user_message: Option<Arc<str>>,
@@ -87,13 +89,13 @@ pub struct ErroredBody {
 }
 
 impl ErroredBody {
-    /// What a result without its files comes to where the contract says that it fails.
-    pub(crate) fn receipts_missing(result: CompletedBody, words: Arc<str>) -> Self {
+    /// The failure of a completion without its required files, if the contract asks for it.
+    pub(crate) fn receipts_missing(result: CompletedBody, unmet_summary: Arc<str>) -> Self {
         Self {
             code: FailureCode::ReceiptsMissing,
             retryable_hint: None,
-            message: Some(Arc::clone(&words)),
-            user_message: Some(words),
+            message: Some(Arc::clone(&unmet_summary)),
+            user_message: Some(unmet_summary),
             usage: result.usage,
             agent_session_id: result.agent_session_id,
             final_offset: result.final_offset,
@@ -117,17 +119,17 @@ pub struct OutputActivity {
     pub session: SessionId,
     pub frame_ref: FrameRef,
     pub signal: OutputSignal,
-    /// Tool calls that it belongs to; empty for the agent's own output.
+    /// Tool calls that the output belongs to; empty for the agent's own output.
     pub tools: Vec<Arc<str>>,
     pub output_end: u64,
 }
 
-/// What output says of the work.
+/// What kind of activity the output is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OutputSignal {
-    /// The agent had no prompt to work on when it said this.
+    /// Output before the agent got its prompt.
     BeforePrompt,
     Event,
-    /// Some of it was meant for people.
+    /// Part of the output is visible to people.
     VisibleEvent,
 }

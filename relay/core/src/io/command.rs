@@ -1,10 +1,10 @@
-//! What the core is asked to decide: typed commands of clients and operators, messages of daemon
-//! sessions, and the passing of time.
+//! Inputs of the core: typed commands of clients and operators, messages of daemon sessions,
+//! and the passing of time.
 //!
-//! A command has its own reply type, states which stored records it needs, and decides itself
-//! (`run`). It travels with a reply port of the shell; the core returns the port together with the
-//! outcome as a delivery that waits until the decision is durable. The shell has authenticated,
-//! decoded and checked sizes before; the core checks meaning.
+//! A command has its own reply type, states which stored records it needs, and makes its
+//! decision in `run`. It carries a reply port of the shell. The core returns the port together
+//! with the outcome as a delivery that waits until the decision is durable. The shell has
+//! authenticated and decoded the request and checked its sizes; the core checks its meaning.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::turn::CoreTurn;
 pub trait Command: fmt::Debug + Send + 'static {
     type Reply: fmt::Debug + Send + 'static;
 
-    /// What `run` must be given of the store.
+    /// The stored records that `run` needs.
     fn stored_needs(&self) -> StoredNeeds {
         StoredNeeds::default()
     }
@@ -34,7 +34,7 @@ pub trait Command: fmt::Debug + Send + 'static {
     ) -> CommandOutcome<Self::Reply>;
 }
 
-/// A refusal wrote nothing, so it waits for nothing.
+/// The outcome of a command. A rejection wrote nothing, so it is sent at once.
 pub type CommandOutcome<R> = Result<CommandReply<R>, Rejection>;
 
 /// A reply, and the writes that must be durable before it is sent.
@@ -74,22 +74,22 @@ impl<R> CommandReply<R> {
     }
 }
 
-/// Everything that can happen to the core.
+/// Every input of the core.
 #[derive(Debug)]
 pub enum CoreInput {
     Command(BoxedCommand),
     Session(SessionInput),
-    /// The shell has no room for what a new attempt would write, or has it again. Not stored: a
-    /// start checks anew.
+    /// The disk has no room for the writes of a new attempt, or has room again. Not stored: the
+    /// shell checks again at start.
     SuspendDispatch {
         suspended: bool,
     },
-    /// Time passed. Early or extra ones are harmless.
+    /// Time passed. Early or additional ticks are harmless.
     Tick,
 }
 
 impl CoreInput {
-    /// `port` is called with the outcome when the shell sends the reply.
+    /// Boxes a command. `port` is called with the outcome when the shell sends the reply.
     pub fn command<C: Command>(
         command: C,
         port: impl FnOnce(Result<C::Reply, Rejection>) + Send + 'static,
@@ -97,7 +97,7 @@ impl CoreInput {
         CoreInput::Command(BoxedCommand(Box::new(CommandCall { command, port })))
     }
 
-    /// Tasks whose stored record it may need: what was written of them before must be readable
+    /// Tasks whose stored record the input may need. Earlier writes to them must be readable
     /// first.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
@@ -107,7 +107,8 @@ impl CoreInput {
         }
     }
 
-    /// The task to whose stored progress it adds: what was added before must be readable first.
+    /// The task whose stored progress the input updates. Earlier updates must be readable
+    /// first.
     pub fn progress_task(&self) -> Option<TaskId> {
         match self {
             CoreInput::Command(command) => command.0.stored_needs().progress_task(),
@@ -123,7 +124,7 @@ impl From<SessionInput> for CoreInput {
     }
 }
 
-/// A command with its reply port, whatever its type.
+/// A command of any type with its reply port.
 pub struct BoxedCommand(Box<dyn ErasedCommand>);
 
 impl BoxedCommand {
@@ -131,7 +132,7 @@ impl BoxedCommand {
         self.0.stored_needs()
     }
 
-    /// Decides it; the reply is ready to be sent.
+    /// Runs the command; the returned reply is ready to be sent.
     pub(crate) fn run(
         self,
         core: &mut CoreOwners<'_>,
@@ -200,17 +201,17 @@ where
     }
 }
 
-/// Who asked, for the record.
+/// Who made a request, for the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestActor {
     /// Name of the credential.
     pub name: Arc<str>,
-    /// The credential itself: names need not be unique.
+    /// The id of the credential: names need not be unique.
     pub token: TokenId,
     pub operator: bool,
 }
 
-/// An agent principal: it holds leases itself, of tasks with its scope.
+/// The credential of an agent that holds leases itself, for tasks in its scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPrincipal {
     pub token: TokenId,

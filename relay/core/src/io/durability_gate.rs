@@ -1,26 +1,27 @@
-//! The effect gate: nothing leaves before the write it depends on is durable.
+//! The durability gate: a delivery is sent only after the write that it depends on is durable.
 //!
-//! A send waits for the last uncommitted write of its own task only, so one slow commit does not hold back what
-//! does not depend on it (renewals above all). Pure: it is told sequence numbers and hands back what may go.
+//! A delivery waits only for the last uncommitted write of its own task, so a slow commit does
+//! not delay independent deliveries such as renewals. The gate is pure: it gets commit numbers
+//! and returns the deliveries that may be sent.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::ids::TaskId;
 use crate::io::effects::{CommitDependency, GatedDelivery};
 
-/// Sends that wait, in the order of the commit they wait for. `Commit` is the store's number; its default stands
-/// before the first.
+/// Waiting deliveries in the order of the commits they wait for. `Commit` is the store's
+/// number; its default value precedes the first commit.
 #[derive(Debug)]
 pub struct DurabilityGate<Commit, D> {
     durable_commit: Commit,
-    /// The newest commit that is not yet durable and touched anything at all.
+    /// The newest commit that was handed to the store.
     newest_commit: Commit,
-    /// Tasks with a write that is not durable yet, and the commit that carries the last one.
+    /// Tasks with a write that is not durable yet, and the commit of the last one.
     uncommitted_tasks: HashMap<TaskId, Commit>,
     waiting_commits: BTreeMap<Commit, GatedCommit<D>>,
 }
 
-/// What one commit will release.
+/// The deliveries that one commit releases.
 #[derive(Debug)]
 struct GatedCommit<D> {
     deliveries: Vec<D>,
@@ -48,7 +49,7 @@ impl<Commit: Default, D> Default for DurabilityGate<Commit, D> {
 }
 
 impl<Commit: Copy + Ord, D> DurabilityGate<Commit, D> {
-    /// Notes that `commit` carries a write of `task`.
+    /// Records that `commit` contains a write of `task`.
     pub fn note_task_write(&mut self, task: TaskId, commit: Commit) {
         self.uncommitted_tasks.insert(task, commit);
         self.waiting_commits
@@ -58,12 +59,12 @@ impl<Commit: Copy + Ord, D> DurabilityGate<Commit, D> {
             .push(task);
     }
 
-    /// Notes that `commit` was handed to the store.
+    /// Records that `commit` was handed to the store.
     pub fn note_appended(&mut self, commit: Commit) {
         self.newest_commit = commit;
     }
 
-    /// Hands the send back if it depends on nothing that is still on its way to the disk; keeps it otherwise.
+    /// Returns the delivery if it depends on no uncommitted write; stores it otherwise.
     pub fn admit(&mut self, outgoing: GatedDelivery<D>) -> Option<D> {
         let needed = match outgoing.depends_on {
             CommitDependency::Nothing => None,
@@ -83,7 +84,7 @@ impl<Commit: Copy + Ord, D> DurabilityGate<Commit, D> {
         }
     }
 
-    /// Everything that may go now that `durable` is reached, oldest commit first.
+    /// Returns every delivery that may be sent once `durable` is reached, oldest commit first.
     pub fn release(&mut self, durable: Commit) -> Vec<D> {
         self.durable_commit = self.durable_commit.max(durable);
         let mut released = Vec::new();
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_waits_for_the_last_write_of_its_own_task_only() {
+    fn a_delivery_waits_only_for_the_last_write_of_its_task() {
         let [first, second] = [1_u64, 2];
         let mut gate = DurabilityGate::default();
         gate.note_appended(first);
@@ -158,7 +159,7 @@ mod tests {
         assert!(
             gate.admit(reply(CommitDependency::Task(task(1)), 7))
                 .is_some(),
-            "all of it is durable"
+            "all its writes are durable"
         );
     }
 }

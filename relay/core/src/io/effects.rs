@@ -1,4 +1,5 @@
-//! What the core wants done: writes that must become durable, and what may be sent once they are.
+//! Effects of the core: record changes that must become durable, and deliveries that may be
+//! sent once they are.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,18 +21,19 @@ pub use crate::io::views::{
     WaitReason,
 };
 
-/// The answer to one input. Writes are one transaction, in order; sends keep their order per session and request.
+/// The effects of one input. The changes are one transaction, in order; deliveries keep their
+/// order per session and request.
 #[derive(Debug, Default)]
 pub struct Effects {
     pub changes: Vec<RecordChange>,
     pub deliveries: Vec<GatedDelivery>,
-    /// For metrics: what was refused or odd, and why.
+    /// Refused or unusual events, for metrics.
     pub metrics: Vec<CoreMetric>,
 }
 
 #[derive(Clone, Debug)]
 pub enum RecordChange {
-    /// Once per task, before anything else of it.
+    /// Written once per task, before its other records.
     PutSpec {
         task: TaskId,
         spec: Arc<TaskSpec>,
@@ -52,13 +54,14 @@ pub enum RecordChange {
     DropFence(AttemptId),
     PutProgress(Arc<ProgressRecord>),
     PutCheckpoint(Arc<CheckpointRecord>),
-    /// One that newer ones have pushed out.
+    /// Removes a checkpoint that is older than the newest that are kept.
     DropCheckpoint {
         tenant: TenantId,
         task: TaskId,
         number: u64,
     },
-    /// Retention: everything of a finished task, with its idempotency key and its claim to a long body.
+    /// Retention: removes everything of a finished task, with its idempotency key and its
+    /// reference to a long body.
     RemoveTask {
         tenant: TenantId,
         task: TaskId,
@@ -67,7 +70,7 @@ pub enum RecordChange {
         /// The number of its newest checkpoint.
         checkpoints: u64,
     },
-    /// Retention: a daemon that stayed away.
+    /// Retention: removes a daemon that was disconnected for long.
     DropDaemon(Arc<DaemonRecord>),
     PutForgotten(ForgottenDaemonsRecord),
     PutDaemonChanges(DaemonChangesRecord),
@@ -75,9 +78,10 @@ pub enum RecordChange {
 }
 
 impl RecordChange {
-    /// It may be stored before the record that it belongs to, in an append of its own: both are long. A crash between the
-    /// two leaves it ahead of its task, where nobody was told of it and the next one replaces it. What a block writes
-    /// stays with its record.
+    /// Whether the change may be committed before its task record, in an append of its own,
+    /// because both can be long. After a crash between the two it is ahead of its task; no
+    /// reply has reported it, and the next update replaces it. The checkpoint of a block is
+    /// committed together with its task record.
     pub fn may_commit_early(&self) -> bool {
         match self {
             RecordChange::PutProgress(_) => true,
@@ -100,7 +104,8 @@ impl RecordChange {
         }
     }
 
-    /// The task whose record it changes, if it is one of a task: the gate and the journal keep those together.
+    /// The task that the change belongs to, if any: the gate and the journal keep changes of
+    /// one task together.
     pub fn task(&self) -> Option<TaskId> {
         match self {
             RecordChange::PutSpec { task, .. }
@@ -130,7 +135,8 @@ pub struct GatedDelivery<D = Delivery> {
     pub delivery: D,
 }
 
-/// Which uncommitted writes a send has to wait for. Those of the same `Effects` count as already handed over.
+/// The uncommitted writes that a delivery waits for. Those of the same `Effects` count as
+/// handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitDependency {
     Nothing,
@@ -141,7 +147,7 @@ pub enum CommitDependency {
 }
 
 impl CommitDependency {
-    /// Waits for nothing where the gate is broken on purpose.
+    /// Waits for nothing if a mutant breaks the gate on purpose.
     pub(crate) fn unless_broken(self, broken: bool) -> Self {
         if broken {
             CommitDependency::Nothing
@@ -158,12 +164,12 @@ pub enum Delivery {
         session: SessionId,
         message: DaemonMessage,
     },
-    /// The stream must end; tell the daemon why, if it can still hear.
+    /// Closes the stream. The reason is sent to the daemon if the stream still works.
     CloseSession {
         session: SessionId,
         reason: CloseReason,
     },
-    /// For watchers and telemetry: the record as written, and the events that are new in it.
+    /// For watchers and telemetry: the record as written, and its new events.
     Published {
         record: Arc<TaskRecord>,
         spec: Arc<TaskSpec>,
@@ -171,8 +177,8 @@ pub enum Delivery {
     },
 }
 
-/// An outcome with the port that takes it. The shell sends it once it may; dropped, the caller
-/// learns nothing.
+/// An outcome with its reply port. The shell sends it when it may; if it is dropped, the caller
+/// gets no reply.
 pub struct ReadyReply(Box<dyn FnOnce() + Send>);
 
 impl ReadyReply {
@@ -191,12 +197,12 @@ impl fmt::Debug for ReadyReply {
     }
 }
 
-/// A lease for an agent that holds it itself. The token is told here and never again.
+/// A lease for an agent that holds it itself. The token is sent only here.
 #[derive(Debug)]
 pub struct AgentLeaseGrant {
     pub to: AttemptRef,
     pub token: LeaseToken,
-    /// Counted from the send of the call.
+    /// Counted from the sending of the call.
     pub granted_ms: u64,
     /// For display.
     pub expires_at: WallTime,
@@ -221,13 +227,14 @@ pub enum DaemonMessage {
         request: u64,
         results: Vec<(AttemptId, LeaseRenewal)>,
     },
-    /// Durable up to here.
+    /// Frames up to this number are durable.
     Ack {
         attempt: AttemptId,
         control_seq: u64,
     },
     Dispatch(Box<AttemptDispatch>),
-    /// Only now may a process start. Counts from the send of TaskAccepted on the daemon's clock.
+    /// The daemon may start a process only after this. The time counts from the sending of
+    /// TaskAccepted on the daemon's clock.
     LeaseConfirmed {
         to: AttemptRef,
         granted_ms: u64,
@@ -246,30 +253,31 @@ pub enum DaemonMessage {
         decision: InputDecision,
         payload: Arc<[u8]>,
         by: Arc<str>,
-        /// What the answer is bound to.
+        /// The digest of the request that the answer is bound to.
         digest: [u8; 32],
     },
-    /// Kill it and forget its frames: they will never count.
+    /// Kill the attempt and delete its frames: they will never count.
     Abandon {
         attempt: AttemptId,
         code: Rejection,
     },
-    /// The frame changed nothing. Unless the code is `gap` or `output_gap`, its number is used up in this session.
+    /// The frame changed nothing. Unless the code is `gap` or `output_gap`, its number is
+    /// consumed in this session.
     FrameRejected {
         attempt: AttemptId,
         control_seq: u64,
         code: Rejection,
         expected: Option<u64>,
-        /// Of a completion: every file that it misses.
+        /// For a completion: every missing file.
         unmet: Vec<UnmetRequirement>,
     },
-    /// Take nothing new, or work again.
+    /// Take no new work, or take work again.
     Drain {
         withdrawn: bool,
     },
 }
 
-/// Names an attempt in a message to its holder.
+/// Identifies an attempt in a message to its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRef {
     pub task: TaskId,
@@ -294,15 +302,16 @@ pub struct AttemptDispatch {
     pub accept_ms: u64,
     pub total_ms: u64,
     pub previous: Option<AttemptId>,
-    /// The newest checkpoint of the task, by number: it may be long.
+    /// The number of the task's newest checkpoint. The checkpoint itself may be long.
     pub checkpoint: Option<u64>,
-    /// What whoever sent it on had to say.
+    /// The instructions of the person who resumed the task.
     pub resume: Option<Box<ResumeInstructions>>,
-    /// The agent's own id of this conversation, from the newest attempt that told one.
+    /// The agent's own id of this conversation, from the newest attempt that reported one.
     pub agent_session_id: Option<Arc<str>>,
-    /// The conversation begins anew, whatever the daemon remembers of it.
+    /// The conversation starts anew, even if the daemon has an earlier agent session of it.
     pub fresh_conversation: bool,
-    /// What daemons keep a conversation under: the same for the same tenant and name, and telling neither.
+    /// The key under which daemons store a conversation: the same for the same tenant and name,
+    /// without revealing either.
     pub conversation_key: Option<[u8; 32]>,
 }
 
@@ -314,11 +323,13 @@ pub struct AttemptSettlement {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettlementVerdict {
-    /// Goes on; replay after `acked`. The grant counts from the send of Hello; none where it was not renewed.
+    /// The attempt continues; replay after `acked`. The grant counts from the sending of Hello;
+    /// `None` if the lease was not renewed.
     Keep { acked: u64, granted_ms: Option<u64> },
-    /// Its end is still wanted: replay after `acked`, then forget it.
+    /// The final frames are wanted: replay after `acked`, then delete the attempt.
     Adopt { acked: u64 },
-    /// `acked` where the attempt is this daemon's: its receipt is wanted, and nothing else of it.
+    /// `acked` is present if the attempt belongs to this daemon: only its termination receipt
+    /// is wanted.
     Kill { code: Rejection, acked: Option<u64> },
 }
 
@@ -328,7 +339,7 @@ pub enum LeaseRenewal {
         granted_ms: u64,
         expires_at: WallTime,
     },
-    /// Kill it; send no terminal frame.
+    /// Kill the attempt; send no terminal frame.
     Revoked { code: Rejection },
 }
 
@@ -341,26 +352,28 @@ pub enum CancelKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// A newer stream of the same instance took over; nothing is said to the daemon.
+    /// A newer stream of the same instance took over. No message is sent to the daemon.
     Replaced,
     /// Another instance of the same daemon connected.
     Superseded,
     /// Two heartbeats are missing.
     Silent,
-    /// Its credential has as many daemons as it may, and none of them has been away for long.
+    /// The credential has reached its limit of daemons, and none of them has been disconnected
+    /// for long.
     TooManyDaemons,
-    /// It goes on sending and has not heard two answers.
+    /// The daemon keeps sending but has not confirmed answers for two heartbeats.
     NotReceiving,
-    /// An operator's word; it may come back at once.
+    /// An operator disconnected it; it may reconnect at once.
     Disconnected,
 }
 
-/// Things worth a metric that no record tells.
+/// Events for metrics that no record contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreMetric {
-    /// A frame that changed nothing, with the reason that the wire may not tell apart.
+    /// A frame that changed nothing, with the exact reason, which the wire does not always
+    /// reveal.
     FrameRejected(Rejection),
-    /// Foreign on the wire looks like unknown; here it does not.
+    /// A frame for another daemon's attempt. On the wire it looks like an unknown attempt.
     ForeignAttempt {
         daemon: DaemonId,
     },

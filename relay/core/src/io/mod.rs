@@ -1,6 +1,7 @@
-//! What goes into the core and what comes out: commands and daemon messages, effects, replies, views, rejections.
-//! Also which stored records a command needs (stored_lookup) and the gate that holds deliveries back until their commit is durable.
-//! Holds data types and pure bookkeeping only: no decision about a task, an attempt or a daemon is made here.
+//! Inputs and outputs of the core: commands and daemon messages, effects, replies, views,
+//! rejections. Also which stored records a command needs (stored_lookup) and the gate that
+//! delays deliveries until their commit is durable. Contains data types and pure bookkeeping
+//! only: no decision about a task, an attempt or a daemon is made here.
 
 pub(crate) mod attempt_report;
 pub mod command;

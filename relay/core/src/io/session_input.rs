@@ -1,6 +1,6 @@
-//! What reaches the core from the session of a daemon: its Hello, heartbeats, frames of attempts,
-//! and the end of the stream. The shell has authenticated, decoded and checked sizes before; the
-//! core checks meaning.
+//! Inputs from the session of a daemon: Hello, heartbeats, frames of attempts, and the end of
+//! the stream. The shell has authenticated and decoded them and checked their sizes; the core
+//! checks their meaning.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ pub use crate::io::attempt_report::{
 
 #[derive(Debug)]
 pub enum SessionInput {
-    /// A daemon sent Hello. Ids of sessions rise in the order in which the streams were opened.
+    /// A daemon sent Hello. Session ids rise in the order in which the streams were opened.
     Opened {
         session: SessionId,
         hello: Box<DaemonHello>,
@@ -37,9 +37,9 @@ pub enum SessionInput {
         heartbeat: HeartbeatMessage,
     },
     Frame(Box<AttemptFrame>),
-    /// Output arrived; coalesced by the session (at most every min(1 s, idle limit / 8) per
-    /// attempt, trailing edge flushed; the first event, the first visible one and each tool's first
-    /// output go at once).
+    /// Output arrived. The session coalesces these (at most every min(1 s, idle limit / 8) per
+    /// attempt, trailing edge flushed); the first event, the first visible one and each tool's
+    /// first output are sent at once.
     Activity(OutputActivity),
     /// A restart on purpose: renews the attempt for `granted_ms` (at most
     /// `Config::max_extension_ms`), committed before it is acknowledged.
@@ -52,7 +52,7 @@ pub enum SessionInput {
 }
 
 impl SessionInput {
-    /// Tasks whose stored record it may need.
+    /// Tasks whose stored record the input may need.
     pub(crate) fn named_tasks(&self) -> Vec<TaskId> {
         match self {
             SessionInput::Opened { hello, .. } => {
@@ -68,7 +68,7 @@ impl SessionInput {
         }
     }
 
-    /// The task to whose stored progress it adds.
+    /// The task whose stored progress the input updates.
     pub(crate) fn progress_task(&self) -> Option<TaskId> {
         match self {
             SessionInput::Frame(frame) => frame.updates_progress().then_some(frame.frame_ref.task),
@@ -82,7 +82,7 @@ impl SessionInput {
     }
 }
 
-/// The secret half of a lease. Lives in memory only; its `Debug` shows nothing.
+/// The secret token of a lease. It is kept in memory only and never shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseToken(pub [u8; 32]);
 
@@ -92,7 +92,7 @@ impl fmt::Debug for LeaseToken {
     }
 }
 
-/// More time for attempts whose daemon restarts on purpose.
+/// The first message of a daemon on a stream. `daemon` and `scope` come from its credential.
 #[derive(Debug)]
 pub struct LeaseExtension {
     pub session: SessionId,
@@ -106,10 +106,10 @@ pub struct LeaseExtension {
 pub struct DaemonHello {
     pub daemon: DaemonId,
     pub scope: TenantScope,
-    /// The credential that its id is bound to.
+    /// The credential that the daemon id is bound to.
     pub token: TokenId,
     pub instance: InstanceId,
-    /// The kernel's boot id: another one than before ends all earlier attempts of that machine.
+    /// The kernel's boot id. A changed one ends all earlier attempts of that machine.
     pub boot_id: Arc<str>,
     pub name: Arc<str>,
     pub version: Arc<str>,
@@ -117,7 +117,7 @@ pub struct DaemonHello {
     pub slots: u32,
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
-    /// Also those that cannot run, each with its problem.
+    /// Includes agents that cannot run, each with its problem.
     pub agents: Vec<AgentRecord>,
     pub workspaces: Vec<String>,
     /// The daemon takes no new work.
@@ -125,53 +125,54 @@ pub struct DaemonHello {
     pub active: Vec<ActiveAttempt>,
 }
 
-/// One attempt that the daemon still has.
+/// An attempt that the daemon still has.
 #[derive(Debug)]
 pub struct ActiveAttempt {
     pub frame_ref: FrameRef,
-    /// Absent where the daemon restarted and the shim has it.
+    /// Absent if the daemon restarted and only the shim has the token.
     pub proof: Option<LeaseToken>,
     pub state: ActiveAttemptState,
-    /// Newest number in the daemon's outbox.
+    /// The newest control number in the daemon's outbox.
     pub control_seq: u64,
     pub output_end: u64,
-    /// What the shell found of its task, before the core's turn or in it.
+    /// The stored task, looked up before the core's turn or in it.
     pub lookup: TaskLookup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveAttemptState {
     Running,
-    /// Ended on its side; its terminal frame is not acknowledged yet.
+    /// Ended on the daemon; its terminal frame is not acknowledged yet.
     Finished,
-    /// Its shim did not answer in time: it may run, so it is kept but not renewed.
+    /// Its shim did not answer in time. It may still run, so it is kept but not renewed.
     Unreachable,
 }
 
 #[derive(Debug)]
 pub struct HeartbeatMessage {
     pub seq: u64,
-    /// The newest answer that the daemon has read; none where it does not say.
+    /// The newest answer that the daemon has read; `None` if it does not report this.
     pub received_ack_seq: Option<u64>,
     pub renewals: Vec<(AttemptId, LeaseToken)>,
     pub free_slots: u32,
     pub draining: bool,
-    /// Its machine could take no work now, whatever the task.
+    /// The machine cannot take any work now.
     pub unfit: bool,
     pub load: Option<MachineLoad>,
 }
 
-/// How a daemon's machine stands, by its own word; for display.
+/// The load of a daemon's machine as it reports it, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MachineLoad {
     pub memory_available_percent: Option<u32>,
-    /// Load average over a minute, in thousandths.
+    /// Load average over one minute, in thousandths.
     pub load_1m_milli: Option<u64>,
     pub disk_free_percent: Option<u32>,
     pub unacked_bytes: Option<u64>,
 }
 
-/// Whose frame it is. All of it must match: a stale or foreign one changes nothing.
+/// The attempt that a frame belongs to. All fields must match: a stale or foreign frame changes
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRef {
     pub task: TaskId,
@@ -184,13 +185,14 @@ pub struct FrameRef {
 pub struct AttemptFrame {
     pub session: SessionId,
     pub frame_ref: FrameRef,
-    /// From 1 within the attempt, without a gap.
+    /// Numbered from 1 within the attempt, without gaps.
     pub control_seq: u64,
     pub observed: WallTime,
-    /// Live frames that change the lease carry it; frames replayed from a disk outbox do not.
+    /// Live frames that change the lease carry the token; frames replayed from the disk outbox
+    /// do not.
     pub proof: Option<LeaseToken>,
     pub body: FrameBody,
-    /// What the frame reports about where the attempt runs, or what it left there.
+    /// Where the attempt runs, or what it left there.
     pub workspace: Option<Box<WorkspaceReport>>,
 }
 
@@ -202,19 +204,20 @@ impl AttemptFrame {
 
 #[derive(Clone, Debug)]
 pub enum FrameBody {
-    /// The daemon will run it once LeaseConfirmed arrives.
+    /// The daemon will run it after LeaseConfirmed.
     Accepted,
-    /// The daemon has not started it and will not: counts as a receipt.
+    /// The daemon has not started it and will not: counts as a termination receipt.
     Rejected {
         code: RejectCode,
         message: Option<Arc<str>>,
     },
     Started,
-    /// A phase without data of its own. Terminal phases here are diagnostics: they end nothing.
+    /// A phase without data of its own. A terminal phase here is diagnostic only and does not
+    /// end the attempt.
     Phase {
         phase: LifecyclePhase,
         message: Option<Arc<str>>,
-        /// Of cleanup_started: the deadline that the daemon ends it for.
+        /// With cleanup_started: the deadline because of which the daemon ends the attempt.
         deadline: Option<TimerKind>,
     },
     ToolStarted {
@@ -227,7 +230,7 @@ pub enum FrameBody {
     PermissionRequest {
         input: InputId,
         tool_name: Arc<str>,
-        /// What the tool would be called with: what rules look at, and what an answer is bound to.
+        /// The arguments of the tool call. Rules compare them, and the answer is bound to them.
         /// Part of the payload.
         arguments: Arc<[u8]>,
         payload: Arc<[u8]>,
@@ -239,7 +242,7 @@ pub enum FrameBody {
     InputWithdrawn {
         input: InputId,
     },
-    /// The daemon has the answer of this input.
+    /// The daemon has received the answer to this input.
     InputReceived {
         input: InputId,
     },
@@ -248,16 +251,17 @@ pub enum FrameBody {
     Completed(CompletedBody),
     Errored(ErroredBody),
     Canceled(CanceledBody),
-    /// The daemon gives it back untouched or stopped on purpose; the task is queued again and
+    /// The daemon returns it untouched or stopped on purpose. The task is queued again, and
     /// nothing is counted.
     Released {
         reason: Option<Arc<str>>,
         termination: ProcessTermination,
     },
-    /// The processes are gone; sent when no terminal frame proves it.
+    /// The processes are gone. Sent if no terminal frame reports that.
     Receipt {
         termination: ProcessTermination,
     },
-    /// A phase or body from a newer protocol: takes its number, is counted, changes nothing.
+    /// A phase or body from a newer protocol: consumes its number, is counted, and changes
+    /// nothing.
     Unknown,
 }

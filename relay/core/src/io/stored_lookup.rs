@@ -1,6 +1,6 @@
-//! What the core needs of the store. It holds live tasks only: where an input names a finished
-//! task, an idempotency key or a task's progress, the record is read first. How it is read is the
-//! shell's matter (`StoredTasks`).
+//! Stored records that the core needs. The core keeps live tasks only: if an input names a
+//! finished task, an idempotency key or a task's progress, the record is read first. The shell
+//! reads it (`StoredTasks`).
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use crate::ids::{TaskId, TenantId, TenantScope};
 use crate::record::{IdempotencyRecord, ProgressRecord, TaskRecord};
 use crate::task::spec::TaskSpec;
 
-/// The record exists and cannot be decoded. It must not count as absent, or it would be
-/// overwritten.
+/// The record exists but cannot be decoded. Treating it as absent would let the next write
+/// overwrite it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreadableRecord;
 
-/// What the store has of something, if it has it.
+/// The result of a lookup: `None` if nothing is stored.
 pub type StoredLookup<T> = Result<Option<T>, UnreadableRecord>;
 
-/// What is known of a task that a daemon lists in its Hello.
+/// The lookup of a task that a daemon lists in its Hello.
 #[derive(Clone, Debug, Default)]
 pub enum TaskLookup {
-    /// Not looked up yet, or it was open then and may have ended since.
+    /// Not looked up yet, or it was open at the lookup and may have ended since.
     #[default]
     Open,
-    /// It does not exist; a task that does not exist never appears later, so it is not looked up
+    /// The task does not exist. A missing task never appears later, so it is not looked up
     /// again.
     Missing,
     Finished(FinishedTask),
@@ -41,16 +41,16 @@ pub struct FinishedTask {
     pub spec: Arc<TaskSpec>,
 }
 
-/// A finished task with what is stored under other keys than its own.
+/// A finished task with the keys of its other stored data.
 #[derive(Clone, Debug)]
 pub struct RemovableTask {
     pub record: Arc<TaskRecord>,
     pub idempotency_key: Option<String>,
-    /// Names a long prompt that is stored beside the records; the core only returns it.
+    /// The name of a long prompt that is stored beside the records. The core only passes it on.
     pub body: Option<[u8; 32]>,
 }
 
-/// What is stored under an idempotency key.
+/// The stored submission of an idempotency key.
 #[derive(Debug)]
 pub struct PriorSubmission {
     pub task: TaskId,
@@ -59,9 +59,9 @@ pub struct PriorSubmission {
     pub finished: Option<Arc<TaskRecord>>,
 }
 
-/// What is stored of tasks that the core does not hold.
+/// Read access to stored tasks that are not live.
 pub trait StoredTasks {
-    /// `None` also where the task is not finished.
+    /// `None` also if the task is not finished.
     fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<FinishedTask>;
 
     /// The same for a daemon, whose frames do not name the tenant.
@@ -71,16 +71,16 @@ pub trait StoredTasks {
 
     fn idempotency(&self, tenant: &TenantId, key: &str) -> StoredLookup<IdempotencyRecord>;
 
-    /// Of a live task; the newest, durable or not.
+    /// The newest progress of a live task, durable or not.
     fn progress(&self, tenant: &TenantId, task: TaskId) -> StoredLookup<Arc<ProgressRecord>>;
 }
 
-/// The stored records that a command must be given.
+/// The stored records that a command needs.
 #[derive(Debug, Default)]
 pub struct StoredNeeds {
-    /// Its finished record, where it is not live.
+    /// The finished record, if the task is not live.
     task: Option<(TenantId, TaskId)>,
-    /// The progress of `task`, where it is live.
+    /// Whether the progress of `task` is needed, if the task is live.
     adds_progress: bool,
     idempotency_key: Option<(TenantId, String)>,
     removable: Vec<(TenantId, TaskId)>,
@@ -101,7 +101,7 @@ impl StoredNeeds {
         }
     }
 
-    /// What was submitted before under the same idempotency key.
+    /// The earlier submission with the same idempotency key.
     pub(crate) fn submission(spec: &TaskSpec) -> Self {
         let key = spec.idempotency_key.clone();
         Self {
@@ -117,8 +117,9 @@ impl StoredNeeds {
         }
     }
 
-    /// The task of an idempotency key is not among them: the core has the keys of live tasks, and a
-    /// task that ended in the same turn is answered as it was before.
+    /// Tasks whose stored records must be current. The task of an idempotency key is not
+    /// included: the core has the keys of live tasks, and a task that ended in the same turn
+    /// gets the same answer as before.
     pub(crate) fn named_tasks(&self) -> Vec<TaskId> {
         let named = self.task.iter().chain(&self.removable);
         named.map(|(_, task)| *task).collect()
@@ -129,7 +130,7 @@ impl StoredNeeds {
         task.map(|(_, task)| *task)
     }
 
-    /// Reads only what is not live.
+    /// Reads the records of tasks that are not live.
     pub(crate) fn load(
         &self,
         is_live: impl Fn(TaskId) -> bool,
@@ -148,8 +149,8 @@ impl StoredNeeds {
         if let Some((tenant, key)) = &self.idempotency_key {
             records.prior_submission = prior_submission(tenant, key, &is_live, store);
         }
-        let over = self.removable.iter().filter(|(_, task)| !is_live(*task));
-        let removable = over.filter_map(|(tenant, task)| store.removable(tenant, *task));
+        let finished = self.removable.iter().filter(|(_, task)| !is_live(*task));
+        let removable = finished.filter_map(|(tenant, task)| store.removable(tenant, *task));
         records.removable.extend(removable);
         records
     }
@@ -164,15 +165,15 @@ fn prior_submission(
     let Some(known) = store.idempotency(tenant, key)? else {
         return Ok(None);
     };
-    let over = (!is_live(known.task)).then(|| store.finished(tenant, known.task));
+    let finished = (!is_live(known.task)).then(|| store.finished(tenant, known.task));
     Ok(Some(PriorSubmission {
         task: known.task,
         digest: known.digest,
-        finished: over.flatten().map(|finished| finished.record),
+        finished: finished.flatten().map(|finished| finished.record),
     }))
 }
 
-/// What the store had of it.
+/// The stored records that were found.
 #[derive(Debug)]
 pub struct StoredRecords {
     pub(crate) finished: Option<FinishedTask>,

@@ -1,4 +1,5 @@
-//! What a caller is shown of the core's memory: tasks, the scheduler and daemons, with what is in no record.
+//! Views of the core's memory for callers: tasks, the scheduler and daemons, with state that is
+//! in no record.
 
 use std::sync::Arc;
 
@@ -11,26 +12,27 @@ use crate::task::diagnosis::TaskDiagnosis;
 use crate::task::spec::TaskSpec;
 use crate::time::WallTime;
 
-/// A live task with what is in no record.
+/// A live task with state that is in no record.
 #[derive(Debug)]
 pub struct TaskView {
     pub record: Arc<TaskRecord>,
     pub spec: Arc<TaskSpec>,
     pub deadlines: Vec<DeadlineView>,
-    /// Why it is not being run at this moment, as a code; none if it is.
+    /// Why it does not run now, as a code; `None` if it runs.
     pub wait_reason: Option<WaitReason>,
-    /// How long it waits at most, where time alone ends that.
+    /// The longest remaining wait, if only time ends the wait.
     pub max_wait_ms: Option<u64>,
-    /// Another task that has to end first: an earlier turn of its conversation.
+    /// Another task that must end first: an earlier turn of its conversation.
     pub waits_for_task: Option<TaskId>,
-    /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
+    /// A need that no connected daemon meets, as text; `None` if some daemon could take the
+    /// task, now or later.
     pub unmet_need: Option<String>,
-    /// The pause that keeps it from being dispatched, and whose it is.
+    /// The pause that prevents its dispatch, and the level of that pause.
     pub pause: Option<(PauseLevel, PauseMark)>,
     pub diagnoses: Vec<TaskDiagnosis>,
 }
 
-/// What a pause is of.
+/// What a pause applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseLevel {
     Task,
@@ -38,7 +40,7 @@ pub enum PauseLevel {
     Scheduler,
 }
 
-/// Counts and ages of what a caller may see.
+/// Counts and ages of tasks and daemons that the caller may see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerView {
     pub paused: Option<PauseMark>,
@@ -66,15 +68,15 @@ pub struct DeadlineView {
     pub input: Option<InputId>,
     pub limit_ms: u64,
     pub remaining_ms: u64,
-    /// For display; none while it is paused.
+    /// For display; `None` while the timer is paused.
     pub at: Option<WallTime>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    /// No daemon has a free slot and may take it.
+    /// No daemon that may take it has a free slot.
     Daemon,
-    /// It is for agents to claim, and none has.
+    /// It waits for an agent to claim it.
     Agent,
     Backoff,
     /// An earlier attempt may still run.
@@ -83,7 +85,7 @@ pub enum WaitReason {
     Conversation,
     Pause,
     Person,
-    /// It was inherited, and later grants of it are unknown.
+    /// It was inherited, and grants made after the data was saved are unknown.
     Inheritance,
     /// The relay's disk is nearly full.
     DiskSpace,
@@ -108,16 +110,16 @@ impl WaitReason {
 #[derive(Clone, Debug)]
 pub struct DaemonView {
     pub record: Arc<DaemonRecord>,
-    /// When its stream began and was last heard; none while it has no stream.
+    /// When its stream began and last received data; `None` without a stream.
     pub connected: Option<ConnectionView>,
     pub draining: bool,
     pub is_sick: bool,
     pub free_slots: u32,
-    /// In a row.
+    /// Failures in a row.
     pub consecutive_failures: u32,
     pub load: Option<MachineLoad>,
     pub held_attempts: Vec<HeldAttemptView>,
-    /// When this was seen.
+    /// The time of this view.
     pub viewed_at: WallTime,
 }
 
@@ -132,15 +134,15 @@ pub struct HeldAttemptView {
     pub agent: String,
     /// When it was offered.
     pub since: Option<WallTime>,
-    /// The tool that was started last and runs.
+    /// The running tool that was started last.
     pub tool: Option<Arc<str>>,
 }
 
-/// Since when a stream stands, for display.
+/// The times of a daemon's stream, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionView {
     pub since: WallTime,
     pub last_received: WallTime,
-    /// It has shown that it hears; before that it is offered nothing.
+    /// The first heartbeat proved that the daemon receives; before that it gets no offers.
     pub heartbeat_seen: bool,
 }

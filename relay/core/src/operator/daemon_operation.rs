@@ -1,7 +1,9 @@
-//! Operators' verbs on one daemon: drain it, undo that, disconnect it. What it holds goes on under its leases.
+//! Operations on one daemon: drain, undrain, disconnect. Attempts that it holds continue under
+//! their leases.
 //!
-//! The order is that of the verbs on tasks: a reason, a daemon of theirs, not too often. What changed is on record with who
-//! said so and why; a word that changes nothing is answered and leaves no trace.
+//! The checks have the same order as for tasks: a reason, a daemon that the caller may operate,
+//! the rate limit. A change is recorded with its author and reason; an operation that changes
+//! nothing succeeds without a record.
 
 use std::sync::Arc;
 
@@ -16,14 +18,14 @@ use crate::operator::rate_limit::OperationTarget;
 use crate::record::{DaemonOperation, DrainMark};
 use crate::turn::CoreTurn;
 
-/// An operator's word on one daemon.
+/// An operation on one daemon.
 #[derive(Debug)]
 pub struct OperateDaemon {
-    /// The caller's: a tenant runs only its own daemons.
+    /// The caller's scope: a tenant operates only its own daemons.
     pub scope: TenantScope,
     pub daemon: DaemonId,
     pub by: RequestActor,
-    /// Only the end of a drain may go without.
+    /// May be empty only for the end of a drain.
     pub reason: Arc<str>,
     pub operation: DaemonOperation,
 }

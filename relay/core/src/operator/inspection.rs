@@ -1,4 +1,5 @@
-//! How operators look at what is in no record. Their verbs on tasks are in `force.rs`, those on daemons in `fleet.rs`.
+//! Inspection of state that is in no record. Operations on tasks are in `task_operation.rs`,
+//! those on daemons in `daemon_operation.rs`.
 
 use std::sync::Arc;
 
@@ -25,10 +26,10 @@ use crate::task::live_tasks::LiveTasks;
 use crate::time::{ClockReading, MonotonicTime, WallTime};
 use crate::turn::CoreTurn;
 
-/// Daemons that one sentence names.
+/// The number of daemons that one message names.
 const MAX_NAMED_DAEMONS: usize = 3;
 
-/// Daemons that the caller may see, disconnected ones too.
+/// Lists the daemons that the caller may see, including disconnected ones.
 #[derive(Debug)]
 pub struct ListDaemons {
     pub scope: TenantScope,
@@ -52,7 +53,7 @@ impl Command for ListDaemons {
     }
 }
 
-/// The id of one daemon that the caller may see, by its id or by a name that only one has.
+/// Finds the id of a daemon that the caller may see, by its id or by a unique name.
 #[derive(Debug)]
 pub struct FindDaemon {
     pub scope: TenantScope,
@@ -73,7 +74,7 @@ impl Command for FindDaemon {
     }
 }
 
-/// The same, with everything that is shown of it.
+/// Finds a daemon in the same way and returns its view.
 #[derive(Debug)]
 pub struct ShowDaemon {
     pub scope: TenantScope,
@@ -96,7 +97,7 @@ impl Command for ShowDaemon {
     }
 }
 
-/// A live task with what only the core has: its armed deadlines and why it waits.
+/// Returns a live task with state that only the core has: its armed deadlines and why it waits.
 #[derive(Debug)]
 pub struct InspectTask {
     pub tenant: TenantId,
@@ -308,11 +309,15 @@ fn connection_view(presence: &DaemonPresence, now: ClockReading) -> Option<Conne
         DaemonPresence::NeverConnected | DaemonPresence::Disconnected { .. } => None,
         DaemonPresence::Connected {
             since,
-            last_received_at: heard,
+            last_received_at,
             ..
         } => Some(ConnectionView {
             since: WallTime(now.wall.0.saturating_sub(now.monotonic.since(since))),
-            last_received: WallTime(now.wall.0.saturating_sub(now.monotonic.since(heard))),
+            last_received: WallTime(
+                now.wall
+                    .0
+                    .saturating_sub(now.monotonic.since(last_received_at)),
+            ),
             heartbeat_seen: presence.has_sent_heartbeat(),
         }),
     }

@@ -1,7 +1,8 @@
-//! How often one credential may use operators' verbs on one target: ten times within a minute.
+//! Rate limit of operations: one credential may use ten per minute on one target.
 //!
-//! It stops a script that went wrong, so it counts what was asked and not what came of it. In memory only: a start begins
-//! anew. What is older than a minute is forgotten at the next question, so it holds no more than a minute's worth.
+//! It stops a faulty script, so it counts requests and not their results. It is kept in memory
+//! only and starts empty. Entries older than a minute are dropped at the next request, so it
+//! never contains more than one minute of requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +13,7 @@ use crate::time::MonotonicTime;
 const MAX_PER_WINDOW: u32 = 10;
 const WINDOW_MS: u64 = 60_000;
 
-/// What a verb is about.
+/// The target of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OperationTarget {
     Task(TaskId),
@@ -39,15 +40,15 @@ pub(crate) struct OperatorRateLimit {
 }
 
 impl OperatorRateLimit {
-    /// Counts one more, or says that it is one too many; those are not counted.
+    /// Counts a request, or refuses it above the limit. Refused requests are not counted.
     pub(crate) fn admit(
         &mut self,
-        who: TokenId,
+        credential: TokenId,
         target: OperationTarget,
         now: MonotonicTime,
     ) -> Result<(), Rejection> {
         self.drop_expired(now);
-        let key = (who, target);
+        let key = (credential, target);
         let count = self.counts.entry(key.clone()).or_default();
         if *count >= MAX_PER_WINDOW && !mutant!(ForceLimitIgnored) {
             return Err(Rejection::RateLimited);
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_within_a_minute_for_each_credential_and_target_and_the_eleventh_waits() {
+    fn ten_operations_a_minute_are_allowed_per_credential_and_target() {
         let mut limit = OperatorRateLimit::default();
         for n in 0..10 {
             assert_eq!(
@@ -101,7 +102,11 @@ mod tests {
             limit.admit(token(1), task(1), late),
             Err(Rejection::RateLimited)
         );
-        assert_eq!(limit.admit(token(2), task(1), late), Ok(()), "another one");
+        assert_eq!(
+            limit.admit(token(2), task(1), late),
+            Ok(()),
+            "another credential"
+        );
         assert_eq!(limit.admit(token(1), task(2), late), Ok(()), "another task");
         assert_eq!(
             limit.admit(token(1), OperationTarget::Scheduler, late),
@@ -114,12 +119,12 @@ mod tests {
         assert_eq!(
             limit.admit(token(1), task(1), MonotonicTime(60_999)),
             Err(Rejection::RateLimited),
-            "one place became free, not ten"
+            "one request expired, not ten"
         );
     }
 
     #[test]
-    fn what_is_older_than_a_minute_takes_no_memory() {
+    fn rate_limit_entries_older_than_a_minute_are_dropped() {
         let mut limit = OperatorRateLimit::default();
         for n in 0..1_000 {
             limit.admit(token(1), task(n), MonotonicTime(0)).unwrap();

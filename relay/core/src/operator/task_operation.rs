@@ -1,7 +1,8 @@
-//! Operators' verbs on one task: take an attempt away, fail it, retry, complete by hand, pause.
+//! Operations on one task: release or fail an attempt by force, retry, complete by hand, pause.
 //!
-//! The order is the same for all: a reason, a task of theirs, not too often, a state that the verb suits. Then the audit is
-//! noted, the verb is done, and all of it is one write and one reply. A refusal writes nothing.
+//! The checks always have the same order: a reason, a task of the caller's tenant, the rate
+//! limit, a suitable state. Then the audit entry and the operation are one write and one reply.
+//! A refused operation writes nothing.
 
 use std::sync::Arc;
 
@@ -25,14 +26,13 @@ use crate::task::live_tasks::LiveTasks;
 use crate::task::size_limits;
 use crate::turn::CoreTurn;
 
-/// An operator's verb on one task: limited in number, and on record with the states before and
-/// after.
+/// An operation on one task: rate-limited, and recorded with the states before and after.
 #[derive(Debug)]
 pub struct OperateTask {
     pub tenant: TenantId,
     pub task: TaskId,
     pub by: RequestActor,
-    /// Only the end of a pause may go without.
+    /// May be empty only for the end of a pause.
     pub reason: Arc<str>,
     pub operation: TaskOperation,
 }
@@ -40,7 +40,7 @@ pub struct OperateTask {
 #[derive(Debug)]
 pub struct OperatedTask {
     pub record: Arc<TaskRecord>,
-    /// False where the task was paused before.
+    /// False if the task was already paused.
     pub changed: bool,
 }
 
@@ -89,20 +89,21 @@ impl Command for OperateTask {
 
 #[derive(Clone, Debug)]
 pub enum TaskOperation {
-    /// Takes a leased attempt away; the task is queued again, behind the successor rule. The attempt is the one that the
-    /// caller saw; without it, the open one.
+    /// Ends a leased attempt; the task is queued again, subject to the successor rule. The
+    /// attempt is the one that the caller saw; without it, the open one.
     ForceRelease {
         attempt: Option<AttemptId>,
     },
-    /// Ends an open attempt, and with it the task, as failed.
+    /// Ends an open attempt and its task as failed.
     ForceFail {
         attempt: Option<AttemptId>,
     },
-    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
+    /// Queues another attempt for a task that ended failed, timed_out or lost, or that needs
+    /// attention.
     Retry {
         allow_unsafe: bool,
     },
-    /// Completes what is parked, lost or held, by hand.
+    /// Completes a parked, lost or leased attempt by hand.
     Complete {
         overridden: bool,
         result: Option<Arc<[u8]>>,
@@ -136,7 +137,8 @@ impl TaskOperation {
         }
     }
 
-    /// What becomes of the newest attempt. One that has ended stays as it is: another one follows it.
+    /// The resulting state of the newest attempt. An ended attempt keeps its state: another one
+    /// follows it.
     fn resulting_state(&self, newest: &AttemptState) -> AttemptStateKind {
         let ended = newest.end().is_some();
         match self {
@@ -170,7 +172,7 @@ impl AttemptOwners<'_> {
             TaskOperation::Retry { .. } => self.retry_on_request(live, by.name, reason, turn),
             TaskOperation::Complete { result, .. } => {
                 if live.newest_attempt().state.end().is_some() {
-                    // Its end is final: what a person adds stands beside it.
+                    // The ended attempt stays as it is. The result goes to a new attempt.
                     self.schedule.queue_attempt(live, true, turn);
                 }
                 self.force_attempt_end(live, ForcedEnd::Completed { result }, reason, turn);
@@ -195,7 +197,8 @@ impl AttemptOwners<'_> {
         self.apply_event(live, MachineEvent::Forced(forced), None, turn);
     }
 
-    /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
+    /// Queues another attempt on a person's request. Earlier dispatches stay counted, so the
+    /// dispatch limit applies here too.
     fn retry_on_request(
         &mut self,
         live: &mut LiveTask,
@@ -297,7 +300,7 @@ fn check_retry(
     }
 }
 
-/// With the states that it finds; what it leaves is known before it is done.
+/// Records the audit entry before the operation runs; the resulting state is known in advance.
 fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
     let newest = &live.newest_attempt().state;
     let mut by = Arc::clone(&operate.by.name);
@@ -316,7 +319,7 @@ fn record_audit(live: &mut LiveTask, operate: &OperateTask) {
     );
 }
 
-/// It is the attempt that the caller saw, and nobody ends it already.
+/// Checks that the newest attempt is the one the caller saw and that no cancel is pending.
 fn check_seen_attempt(live: &LiveTask, attempt: Option<AttemptId>) -> Result<(), Rejection> {
     if attempt.is_some_and(|attempt| attempt != live.newest_attempt().id) {
         return Err(Rejection::StaleAttempt);
@@ -335,7 +338,8 @@ fn check_attempt_limit(live: &LiveTask) -> Result<(), Rejection> {
     }
 }
 
-/// Somebody has worked on it, and the receipts seen meet the contract unless an operator says that this does not matter.
+/// Checks that work on the task has begun and that the reported receipts meet the contract,
+/// unless the operator overrides the contract.
 fn check_complete(live: &LiveTask, overridden: bool) -> Result<(), Rejection> {
     check_seen_attempt(live, None)?;
     match &live.newest_attempt().state {

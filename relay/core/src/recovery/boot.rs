@@ -1,7 +1,7 @@
-//! Boot: the state is built from what is durable, by the same rules as always.
+//! Boot: builds the core's state from the durable records.
 //!
-//! The relay does not know how long it was away, so leases and fences are armed in full; but what a hard deadline had
-//! used up before counts for ever.
+//! The relay does not know how long it was down, so leases and fences are armed in full. The
+//! time that a hard deadline had used before stays used.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -179,9 +179,10 @@ fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::ids::InputId> {
     open.map(|input| input.id).collect()
 }
 
-/// Adds the time that the relay ran after the budgets were written. Only hard deadlines: the others start over or are
-/// given a floor. Whether the queue timer stood still is the task's to say, for each of its pauses is written; the
-/// scheduler's are in the clock.
+/// Adds the time that the relay ran after the budgets were written. This applies only to hard
+/// deadlines: the others start over or get a minimum. Whether the queue timer was stopped
+/// follows from the task's record, which contains each of its pauses; pauses of the scheduler
+/// are already part of the clock.
 fn current_budgets(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<TimerBudget> {
     let ran_ms = clock_ms.saturating_sub(attempt.budgets_at_ms);
     let add = |budget: &TimerBudget| {

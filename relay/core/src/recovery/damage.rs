@@ -1,5 +1,6 @@
-//! Records at boot that are there and mean nothing, of those that hold work back. A fence, a hold or a pause that nobody can
-//! read may not be taken for none: each is taken for the most that it can have said, until time or an operator knows better.
+//! Damaged records at boot that restrict dispatch. An unreadable fence, suspension or pause
+//! must not count as absent: each is treated as the most restrictive value it could have had,
+//! until it expires or an operator ends it.
 
 use crate::ids::{AttemptId, TenantScope};
 use crate::io::effects::RecordChange;
@@ -8,22 +9,22 @@ use crate::schedule::Schedule;
 use crate::turn::CoreTurn;
 
 const DAMAGE_PAUSE_REASON: &str =
-    "the record of what was paused cannot be read; unpause when you know that nothing has to wait";
+    "the stored pauses cannot be read; unpause when you are sure that nothing has to stay paused";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordDamage {
-    /// Pauses of the whole scheduler, holds, and how long the relay has run.
+    /// Pauses of the whole scheduler, suspensions, and the relay's uptime.
     pub scheduler: bool,
     /// Pauses of tenants.
     pub pauses: bool,
-    /// Fences that are known by name.
+    /// Damaged fences with a known attempt.
     pub fences: Vec<AttemptId>,
-    /// There may be more of them, without a name.
+    /// There may be more fences whose attempt is unknown.
     pub fences_hidden: bool,
 }
 
 impl RecordDamage {
-    /// Where the records stand, something cannot be read and nobody knows what.
+    /// Damage of unknown extent in the area of these records.
     pub fn unknown_extent() -> Self {
         Self {
             scheduler: true,
@@ -33,7 +34,7 @@ impl RecordDamage {
         }
     }
 
-    /// Whether an attempt may run of which nothing is known any more.
+    /// Whether an attempt may run of which no record is left.
     pub(crate) fn may_hide_grants(&self) -> bool {
         self.scheduler || self.fences_hidden || !self.fences.is_empty()
     }
@@ -58,15 +59,15 @@ impl Schedule {
     }
 }
 
-/// Behind the write of the suspension that takes their place.
+/// Removes damaged fences, after the write of the suspension that replaces them.
 pub(crate) fn drop_damaged_fences(damage: &RecordDamage, turn: &mut CoreTurn<'_>) {
     for attempt in &damage.fences {
         turn.push_change(RecordChange::DropFence(*attempt));
     }
 }
 
-/// The uptime that earlier runs had at least, where its record is lost: what was dated by it would otherwise lie in the future, and
-/// be fresh for ever.
+/// The minimum uptime of earlier runs, if its record is lost. Without it, budgets dated by the
+/// lost uptime would lie in the future and never age.
 pub(crate) fn min_uptime_ms<'a>(tasks: impl Iterator<Item = &'a TaskRecord>) -> u64 {
     let attempts = tasks.flat_map(|task| &task.attempts);
     attempts

@@ -1,8 +1,9 @@
-//! Tasks that the relay inherited: from an import, or from data whose newest changes or fences are lost.
+//! Inherited tasks: from an import, or from data whose newest changes or fences are lost.
 //!
-//! What was granted after the last change that it knows may still run, on machines that it may never have heard of. So
-//! whatever it found at boot is fenced for the longest grant there is, or until an operator says that the old fleet is
-//! down. What is submitted afterwards is not held.
+//! A lease that was granted after the last saved change may still be in use, on machines that
+//! this relay has no record of. Every task found at boot is therefore fenced for the longest
+//! possible grant, or until an operator confirms that the old fleet is down. Tasks submitted
+//! later are not suspended.
 
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use crate::task::live_task::LiveTask;
 use crate::task::live_tasks::LiveTasks;
 use crate::turn::CoreTurn;
 
-/// After an import or an accepted loss: an operator confirms that no daemon of the old fleet runs
-/// anything, which the relay cannot know. What was inherited may be leased now; the reply counts
-/// the open tasks that were suspended.
+/// Ends the suspension after an import or an accepted loss: an operator confirms that no daemon
+/// of the old fleet runs anything, which the relay cannot check. Inherited tasks may then be
+/// leased; the reply counts the open tasks that were suspended.
 #[derive(Debug)]
 pub struct ReleaseInherited {
     pub by: RequestActor,
@@ -50,15 +51,15 @@ impl AttemptOwners<'_> {
     /// An attempt that waits in this data may have been leased in those that are lost, and its
     /// holder still has it. An id is leased once: the task goes on under another.
     pub(crate) fn replace_queued_attempt(&mut self, live: &mut LiveTask, turn: &mut CoreTurn<'_>) {
-        let (asked, waited) = (
+        let (requested, timers) = (
             live.newest_attempt().requested_by_person,
             live.timers.clone(),
         );
         let context = attempt_context(self.roster, live, turn, None);
         live.apply_event(MachineEvent::Withdraw, &context);
-        self.schedule.queue_attempt(live, asked, turn);
-        // It has waited as long as it has.
-        live.timers = waited;
+        self.schedule.queue_attempt(live, requested, turn);
+        // The new attempt keeps the time that the task has already waited.
+        live.timers = timers;
     }
 }
 

@@ -173,7 +173,9 @@ fn rejection_hint(rejection: Rejection) -> &'static str {
         Rejection::Gap => "replay everything after the last Ack",
         Rejection::TooManyTools => "finish tool calls first",
         Rejection::TooManyInputs => "wait for answers first",
-        Rejection::TooManyPauses => "use `baton pause --scheduler`, or unpause some tenants",
+        Rejection::TooManyPauses => {
+            "use `baton pause --scheduler --reason TEXT`, or unpause some tenants"
+        }
         Rejection::DuplicateInput | Rejection::DuplicateTool => "use a new id",
         Rejection::UnknownTool => "send tool_started first",
         Rejection::OutputGap => "replay from the last acknowledged byte",

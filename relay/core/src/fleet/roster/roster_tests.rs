@@ -126,7 +126,7 @@ fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
 }
 
 #[test]
-fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
+fn a_changed_boot_id_is_detected_even_after_a_relay_restart() {
     let mut roster = roster(1);
     assert!(
         !join(
@@ -187,7 +187,7 @@ fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
 }
 
 #[test]
-fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
+fn held_attempts_use_slots_while_disconnected_and_load_sets_the_order() {
     let mut roster = roster(2);
     roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
     roster.assign_attempt(daemon_id(1), attempt(1), MonotonicTime(0));
@@ -211,7 +211,7 @@ fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
 }
 
 #[test]
-fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
+fn a_draining_or_drained_daemon_gets_no_work() {
     let mut roster = roster(1);
     roster.heartbeat(session(1), true, HEARTBEAT_MS, MonotonicTime(1));
     assert!(available_ids(&roster).is_empty());
@@ -234,7 +234,7 @@ fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
 }
 
 #[test]
-fn a_stream_is_open_to_work_from_its_first_heartbeat_on() {
+fn a_stream_is_offered_work_only_after_its_first_heartbeat() {
     let mut roster = DaemonRoster::new(&config());
     roster.apply_hello(session(1), &hello(1), HEARTBEAT_MS, MonotonicTime(0));
     assert!(
@@ -256,7 +256,7 @@ fn a_stream_is_open_to_work_from_its_first_heartbeat_on() {
 }
 
 #[test]
-fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
+fn two_missed_heartbeats_report_silence_once_until_the_next_heartbeat() {
     let mut roster = roster(1);
     assert!(roster.tick(MonotonicTime(2 * HEARTBEAT_MS)).is_empty());
     roster.heartbeat(
@@ -280,7 +280,7 @@ fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
 }
 
 #[test]
-fn five_failures_in_a_row_make_it_sick_for_a_minute() {
+fn five_failures_in_a_row_make_a_daemon_sick_for_a_minute() {
     let mut roster = roster(1);
     let sick =
         |roster: &DaemonRoster, at| roster.get(daemon_id(1)).unwrap().is_sick(MonotonicTime(at));
@@ -305,7 +305,7 @@ fn five_failures_in_a_row_make_it_sick_for_a_minute() {
 }
 
 #[test]
-fn an_exclusion_concerns_one_task_and_one_daemon_and_ends() {
+fn an_exclusion_covers_one_task_and_one_daemon_and_expires() {
     let mut roster = roster(2);
     let task = TaskId(Uuid::from_u128(1));
     let other = TaskId(Uuid::from_u128(2));

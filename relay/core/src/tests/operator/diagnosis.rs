@@ -120,7 +120,7 @@ fn processes_that_end_without_a_result_are_a_crash() {
     let AttemptState::Ended(end) = &world.newest(task).state else {
         panic!("the receipt ends the attempt");
     };
-    let words = "its processes are gone and told no result";
+    let words = "its processes ended without reporting a result";
     assert_eq!(end.message.as_deref(), Some(words));
 }
 
