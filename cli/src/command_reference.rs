@@ -1,5 +1,6 @@
 //! The command reference docs/commands.md. It is generated from the command line's definition, and
-//! a test compares the two. `BATON_BLESS=1 cargo test -p baton --lib command_reference` rewrites it.
+//! a test compares the two. `BATON_BLESS=1 cargo test -p baton --lib command_reference` rewrites
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

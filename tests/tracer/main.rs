@@ -274,7 +274,8 @@ impl SyscallTracer {
         self.syncs += u64::from(operation == FileOperation::Sync);
         let answer = match self.action {
             TracerAction::Kill(n) if self.changes == n => {
-                // SAFETY: takes no pointer. The thread is stopped before the call, so the call is never made.
+                // SAFETY: takes no pointer. The thread is stopped before the call, so the call is
+                // never made.
                 unsafe { libc::kill(self.child, libc::SIGKILL) };
                 None
             }

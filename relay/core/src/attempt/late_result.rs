@@ -31,7 +31,8 @@ use crate::time::WallTime;
 use crate::turn::CoreTurn;
 
 impl AttemptOwners<'_> {
-    /// A frame for a task that is finished: judged by its record, written only if it teaches something.
+    /// A frame for a finished task is checked against its record and stored only if it adds
+    /// something.
     pub(crate) fn handle_finished_frame(
         &mut self,
         finished: FinishedTask,

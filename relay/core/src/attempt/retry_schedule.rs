@@ -141,8 +141,8 @@ fn decide_retry(
     retry_policy::decide_retry(outcome, counters, &policy, turn.config, jitter)
 }
 
-/// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
-/// that a late result made needless.
+/// The outcome that decides about a retry. `None` if no retry can follow: a result, a cancel, a
+/// hand-off, or a successor that a late result made unnecessary.
 fn retry_outcome(
     attempt: &AttemptRecord,
     end: &AttemptEnd,
