@@ -161,21 +161,6 @@ async fn assert_script_was_played(fixture: &CodingAgentsFixture, agent: &str, ta
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_denied_permission_reaches_the_agent_as_a_denial() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ASKING_AGENTS {
-        let task = fixture
-            .client
-            .submit(scripted_task(agent, PERMISSION_SCRIPT))
-            .await;
-        let input = wait_for_permission(&fixture.client, &task).await;
-        fixture.client.answer_permission(&input, false).await;
-        let done = fixture.wait_for_end(&task).await;
-        assert_eq!(done.result, "denied", "{agent}: {done:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn questions_that_are_asked_together_are_answered_together() {
     let fixture = CodingAgentsFixture::start().await;
     let script = "question Which colour? = Red, Blue & Which size? = S, M";
@@ -186,21 +171,6 @@ async fn questions_that_are_asked_together_are_answered_together() {
         fixture.client.answer_all(&task.task_id).await;
         let done = fixture.wait_for_end(&task).await;
         assert_eq!(done.result, "answered Blue and M", "{agent}: {done:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_canceled_while_its_agent_asks_ends_canceled() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ASKING_AGENTS {
-        let task = fixture
-            .client
-            .submit(scripted_task(agent, PERMISSION_SCRIPT))
-            .await;
-        wait_for_permission(&fixture.client, &task).await;
-        fixture.client.cancel(&task.task_id).await;
-        let done = fixture.wait_for_end(&task).await;
-        assert_eq!(done.state(), TaskState::Canceled, "{agent}: {done:?}");
     }
 }
 
@@ -311,76 +281,6 @@ async fn a_result_before_a_hang_completes_and_reports_the_kill() {
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert!(done.attempts[0].killed_after_result, "{agent}: {done:?}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_file_request_of_an_acp_agent_is_refused() {
-    let fixture = CodingAgentsFixture::start().await;
-    let done = fixture
-        .run_to_end(scripted_task("acp", "read notes.txt"))
-        .await;
-    assert_eq!(done.result, "cannot read", "{done:?}");
-    let refused = fixture
-        .recorded_agent_input()
-        .into_iter()
-        .any(|line| line.contains("-32601"));
-    assert!(refused, "{:?}", fixture.recorded_agent_input());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_unsupported_option_is_refused_before_the_agent_starts() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ["claude", "codex", "codex-exec"] {
-        let spec = TaskSpec {
-            options: Some(AgentOptions {
-                permission_mode: "yolo".to_owned(),
-                ..AgentOptions::default()
-            }),
-            ..scripted_task(agent, "say no")
-        };
-        let task = fixture.client.submit(spec).await;
-        let mut watch = fixture.client.watch(&task.task_id).await;
-        let refused = watch.wait_for_kind(TaskEventKind::Rejected).await;
-        assert_eq!(refused.failure_code, "unsupported_option", "{agent}");
-        assert_eq!(
-            fixture.recorded_agent_input().len(),
-            0,
-            "{agent} was started"
-        );
-        fixture.client.cancel(&task.task_id).await;
-    }
-}
-
-/// The options of an ACP session are known once it is open, so they are checked then, before the
-/// prompt.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_option_missing_in_the_session_fails_before_the_prompt() {
-    let fixture = CodingAgentsFixture::start().await;
-    let with = |model: &str, mode: &str| TaskSpec {
-        options: Some(AgentOptions {
-            model: model.to_owned(),
-            permission_mode: mode.to_owned(),
-            ..AgentOptions::default()
-        }),
-        ..scripted_task("acp", "say done")
-    };
-    let done = fixture.run_to_end(with("huge", "")).await;
-    assert_eq!(done.attempts[0].failure_code, "unsupported_option");
-    assert!(done.attempts[0].message.contains("model"), "{done:?}");
-    let prompted = |line: &String| line.contains("session/prompt");
-    assert!(
-        !fixture.recorded_agent_input().iter().any(prompted),
-        "{:?}",
-        fixture.recorded_agent_input()
-    );
-    let done = fixture.run_to_end(with("large", "plan")).await;
-    assert_eq!(done.result, "done", "{done:?}");
-    let agent_input = fixture.recorded_agent_input();
-    let set = |what: &str| agent_input.iter().any(|line| line.contains(what));
-    assert!(
-        set("\"value\":\"large\"") && set("\"modeId\":\"plan\""),
-        "{agent_input:?}"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,6 @@
 //! tasks.
 
 use std::path::Path;
-use std::time::Duration;
 
 use baton_proto::v1::import_request::Item;
 use baton_proto::v1::settlement::Decision;
@@ -11,7 +10,7 @@ use baton_proto::v1::{
 };
 use baton_tests::{
     BatonExecutable, CommandOutput, RelayProcess, ScriptedAttempt, ScriptedDaemon, TestClient,
-    TestClock, agent_task, error_code, hello, join_all, poll_until, wait_within,
+    agent_task, error_code, hello, join_all, poll_until, wait_within,
 };
 use tempfile::TempDir;
 
@@ -20,9 +19,6 @@ use crate::BATON;
 const AGENT: &str = "import";
 /// Offered only by the daemon that runs an attempt before the export.
 const EARLIER_AGENT: &str = "earlier";
-/// Longer than the largest lease with its grace.
-const INHERITED_WAIT: Duration = Duration::from_secs(25 * 60 * 60);
-
 /// A relay with a queued and a running task, and its export.
 struct ExportedRelay {
     relay: RelayProcess,
@@ -135,26 +131,6 @@ async fn after_an_import_frames_are_fenced_and_tasks_wait_for_release() {
     assert_eq!(attempt.attempt_ref.task_id, waiting);
     attempt.complete("").await;
     client.wait_for_state(&waiting, TaskState::Completed).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn after_an_import_inherited_tasks_wait_out_the_largest_lease() {
-    let clock = TestClock::new();
-    let baton = clock.apply_to(BATON);
-    let mut origin = export_relay(baton).await;
-    let mut relay = start_on_imported_data(baton, &mut origin).await;
-    relay.kill().await;
-    relay.start_again().await;
-    let inherited = relay.admin().get(&origin.waiting.task_id).await;
-    assert_eq!(
-        inherited.waits_for(),
-        WaitsFor::Inheritance,
-        "{inherited:?}"
-    );
-    let mut daemon = reconnect_earlier_daemon(&origin, &relay).await;
-    clock.advance_suspended(INHERITED_WAIT);
-    let attempt = daemon.next_dispatch().await;
-    assert_eq!(attempt.attempt_ref.task_id, origin.waiting.task_id);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,15 +4,14 @@
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    ArtifactReceipt, AttentionCause, CompletionContract, ErrorDetail, FrameRejected, MissingPolicy,
-    RelayFrame, RequiredArtifact, Role, TaskComplete, TaskEventKind, TaskSpec, TaskState,
-    relay_frame,
+    ArtifactReceipt, AttentionCause, CompletionContract, CutReason, ErrorDetail, FrameRejected,
+    MissingPolicy, RelayFrame, RequiredArtifact, Role, TaskComplete, TaskEventKind, TaskSpec,
+    TaskState, relay_frame,
 };
 use baton_tests::{
     CommandOutput, DaemonProcess, EmbeddedRelay, RelayProcess, ScriptedAttempt, ScriptedDaemon,
     agent_task, hello,
 };
-use serde_json::Value;
 
 use crate::BATON;
 
@@ -134,27 +133,6 @@ async fn a_command_with_its_required_files_completes_through_inner_links() {
         shown.stdout.contains("out/link: 5 bytes"),
         "{}",
         shown.stdout
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_parking_contract_parks_the_task_with_the_missing_files() {
-    let fixture = ContractsFixture::start().await;
-    let flags = ["--require", "never/made", "--if-missing", "park"];
-    let parked = fixture.submit(&flags, "true").await;
-    assert_eq!(parked.code, Some(4), "{parked:?}");
-    let task: Value = parked.stdout_json();
-    assert_eq!(task["state"], "needs_attention");
-    assert_eq!(task["attention"]["cause"], "receipts_missing");
-    let reason = task["attention"]["reason"].as_str().expect("a reason");
-    assert!(reason.contains("never/made: missing"), "{reason}");
-
-    let failed = fixture
-        .submit(&["--require", "never/made", "--if-missing", "fail"], "true")
-        .await;
-    assert_eq!(
-        failed.stdout_json()["attempts"][0]["failureCode"],
-        "receipts_missing"
     );
 }
 
@@ -295,6 +273,7 @@ async fn a_result_before_its_output_is_refused_and_the_stream_continues() {
         TaskState::Completed
     );
     let (cut, end) = client.read_last_cut_and_end(&task.task_id, 0).await;
-    assert_eq!(cut.map(|cut| (cut.offset, cut.length)), Some((5, 10)));
+    let cut = cut.map(|cut| (cut.offset, cut.length, cut.reason()));
+    assert_eq!(cut, Some((5, 10, CutReason::NotReceived)));
     assert_eq!(end.offset, 15);
 }

@@ -326,24 +326,3 @@ async fn a_working_directory_outside_its_root_is_refused() {
         .await;
     assert_eq!(newest_attempt(&task).failure_code, "bad_cwd");
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_waits_for_a_daemon_that_has_its_workspace() {
-    let fixture = WorkspacesFixture::start().await;
-    let token = fixture.relay.daemon_token().await;
-    let _without = EmbeddedDaemon::start(fixture.relay.url(), &token).await;
-    let task = fixture
-        .client
-        .submit(shell_task("true", WorkspaceMode::Shared))
-        .await;
-    let waiting = fixture.client.get(&task.task_id).await;
-    assert_eq!(waiting.state(), TaskState::Queued, "{waiting:#?}");
-    let _with = fixture.start_daemon("").await;
-    let done = wait_for_end(&fixture.client, &task).await;
-    assert_eq!(done.state(), TaskState::Completed);
-    assert_eq!(
-        done.attempts.len(),
-        1,
-        "the task was not offered to the daemon without the workspace"
-    );
-}
