@@ -228,6 +228,16 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
                 .is_none()
         );
     }
+    assert_bad_starts_refused(&agent).await;
+    assert_eq!(admin.commit_seq().await, before, "nothing was written");
+    agent
+        .complete(&lease, "done")
+        .await
+        .expect("the agent still has its lease");
+}
+
+/// A start without a key, and one for a scope that is not the agent's.
+async fn assert_bad_starts_refused(agent: &LeaseAgent) {
     for (spec, key, code) in [
         (agent_scope_spec(SCOPE), "", "missing"),
         (agent_scope_spec("writers"), "k2", "conflicting_fields"),
@@ -238,11 +248,6 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
             expected_codes(Code::InvalidArgument, code)
         );
     }
-    assert_eq!(admin.commit_seq().await, before, "nothing was written");
-    agent
-        .complete(&lease, "done")
-        .await
-        .expect("the agent still has its lease");
 }
 
 /// The codes with which every call under this lease is refused.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_proto::v1::{AttemptState, TaskEventKind, TaskSpec, TaskState, Termination};
 use baton_tests::{
     attempt_processes, attempt_shim, boottime, command_task, marked_processes, poll_until,
-    send_signal, wait_within,
+    send_signal, task_until_file, wait_within,
 };
 use rustix::process::Signal;
 
@@ -135,11 +135,7 @@ async fn a_stopped_shim_is_killed_in_time_by_its_daemon() {
 async fn stuck_shims_delay_no_other_attempt_and_continue_when_they_respond() {
     let mut machine = DaemonCrashFixture::start().await;
     let go_on = machine.dir.path().join("go-on");
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished",
-        go_on.display()
-    );
-    let shell = |mark: &str| command_task("sh", &["-c", &script], mark);
+    let shell = |mark: &str| task_until_file(&go_on, mark);
     let (mut stuck_tasks, mut shims) = (Vec::new(), Vec::new());
     for mark in ["stuck-0", "stuck-1", "stuck-2"] {
         let (task, attempt) = machine.submit_until_running(shell(mark), mark).await;

@@ -82,9 +82,7 @@ async fn a_released_attempt_is_dead_before_its_successor_despite_a_relay_kill() 
         .await;
     let id = task.task_id.as_str();
     let mut watch = client.watch(id).await;
-    watch
-        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-        .await;
+    watch.wait_for_output().await;
     let first = marked_processes("released");
     assert!(!first.is_empty());
 

@@ -139,8 +139,7 @@ async fn every_frame_of_every_agent_kind_names_task_attempt_and_number() {
                 watch.wait_for_event("output", has_output).await;
                 client.cancel(&task.task_id).await;
             }
-            client.watch(&task.task_id).await.collect_to_end().await;
-            let done = client.get(&task.task_id).await;
+            let done = client.wait_for_end(&task.task_id).await;
             assert_eq!(done.state(), state, "{agent}: {done:?}");
             known.extend(attempt_names(&done));
         }

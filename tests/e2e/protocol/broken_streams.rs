@@ -221,19 +221,11 @@ async fn a_cut_connection_loses_no_output_and_ends_no_attempt() {
     let client = relay.admin();
     let dir = tempfile::tempdir().unwrap();
     let go_on = dir.path().join("go-on");
-    let script = format!(
-        "echo before; until [ -e {} ]; do sleep 0.05; done; echo after",
-        go_on.display()
-    );
     let task = client
-        .submit(baton_tests::command_task("sh", &["-c", &script], "cut"))
+        .submit(baton_tests::task_until_file(&go_on, "cut"))
         .await;
     let mut watch = client.watch(&task.task_id).await;
-    watch
-        .wait_for_event("output", |event| {
-            event.state() == baton_proto::v1::AttemptState::Streaming
-        })
-        .await;
+    watch.wait_for_output().await;
     tap.cut();
     daemon
         .wait_for_status("the daemon to notice", |status| !status.connected)
@@ -250,6 +242,6 @@ async fn a_cut_connection_loses_no_output_and_ends_no_attempt() {
     assert_eq!(client.get(&task.task_id).await.attempts.len(), 1);
     assert_eq!(
         client.read_output_to_end(&task.task_id).await,
-        b"before\nafter\n"
+        b"begun\nfinished\n"
     );
 }

@@ -2,18 +2,18 @@
 //! nothing, and replaced credentials. `BATON_DROPS=1000` makes the full run of the first test;
 //! `BATON_IDLE=60` sets the idle limit of the proxies in seconds.
 
-use std::path::Path;
 use std::time::Duration;
 
 use baton_daemon::Clock;
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
-    LifecyclePhase, RevokeTokenRequest, Role, TaskEventKind, TaskSpec, TaskState, WatchTaskRequest,
+    LifecyclePhase, RevokeTokenRequest, Role, TaskEventKind, TaskState, WatchTaskRequest,
     daemon_frame,
 };
 use baton_tests::{
     DaemonProcess, FrameTap, IdleGateway, PassedTraffic, RelayProcess, TappedFrame, TcpProxy,
-    TestClient, boottime, command_task, poll_until, wait_within,
+    TestClient, assert_counted_lines, boottime, command_task, counting_task, poll_until,
+    task_until_file, wait_within,
 };
 
 use crate::BATON;
@@ -25,36 +25,6 @@ fn configured_drops() -> usize {
     std::env::var("BATON_DROPS").map_or(DROP_COUNT, |drops| {
         drops.parse().expect("BATON_DROPS is a number")
     })
-}
-
-/// Prints numbered lines until `file` exists, then repeats the last number.
-fn counting_task(file: &Path, mark: &str) -> TaskSpec {
-    let script = format!(
-        "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo last $i",
-        file.display()
-    );
-    command_task("sh", &["-c", &script], mark)
-}
-
-/// Prints one line, and a second one when `file` exists.
-fn quiet_task(file: &Path, mark: &str) -> TaskSpec {
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
-        file.display()
-    );
-    command_task("sh", &["-c", &script], mark)
-}
-
-/// Checks that the output has every line once and in order.
-fn assert_counted_lines(output: &[u8], dropped: usize) {
-    let text = String::from_utf8_lossy(output);
-    let mut lines: Vec<&str> = text.lines().collect();
-    let last = lines.pop().expect("there is output").to_owned();
-    assert_eq!(last, format!("last {}", lines.len()));
-    for (number, line) in lines.iter().enumerate() {
-        assert_eq!(*line, format!("line {}", number + 1));
-    }
-    assert!(lines.len() > dropped, "there was output between the drops");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +59,8 @@ async fn short_stream_drops_rerun_nothing_and_lose_nothing() {
         client.wait_for_state(task, TaskState::Completed).await;
         let record = client.get(task).await;
         assert_eq!(record.attempts.len(), 1, "no second attempt was started");
-        assert_counted_lines(&client.read_output_to_end(task).await, drops / 2);
+        let lines = assert_counted_lines(&client.read_output_to_end(task).await);
+        assert!(lines > drops / 2, "there was output between the drops");
         assert_phases_once(client, task).await;
     }
     println!(
@@ -140,7 +111,10 @@ async fn a_proxy_that_closes_idle_streams_closes_none() {
     let dir = tempfile::tempdir().unwrap();
     let _daemon = DaemonProcess::start(BATON, dir.path(), "quiet", &gateway.url(), &secret).await;
     let go_on = dir.path().join("go-on");
-    let task = client.submit(quiet_task(&go_on, "quiet")).await.task_id;
+    let task = client
+        .submit(task_until_file(&go_on, "quiet"))
+        .await
+        .task_id;
     let for_clients = IdleGateway::start(client.url(), configured_idle(IDLE_CLIENT_LIMIT)).await;
     let through = TestClient::new(&for_clients.url(), client.token_secret());
     let mut reading = tokio::spawn({
@@ -247,7 +221,10 @@ async fn a_credential_replaced_after_revocation_keeps_the_attempt() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = DaemonProcess::start(BATON, dir.path(), "rotated", client.url(), &secret).await;
     let go_on = dir.path().join("go-on");
-    let task = client.submit(quiet_task(&go_on, "rotated")).await.task_id;
+    let task = client
+        .submit(task_until_file(&go_on, "rotated"))
+        .await
+        .task_id;
     client.wait_for_state(&task, TaskState::Running).await;
     revoke_token(client, old.token_id).await;
     let why = wait_within("the daemon to turn unhealthy", async {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use baton_proto::v1::import_request::Item;
+use baton_proto::v1::read_output_response::Item as OutputItem;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
     FenceCode, Hello, ImportRequest, ReleaseInheritedRequest, Role, Task, TaskState, WaitsFor,
@@ -189,26 +190,12 @@ async fn an_empty_running_relay_accepts_an_import_and_restarts_with_it() {
 }
 
 async fn stored_output(client: &TestClient, task: &str) -> Vec<u8> {
-    let request = baton_proto::v1::ReadOutputRequest {
-        task_id: task.to_owned(),
-        ..Default::default()
-    };
-    let mut pieces = client
-        .tasks()
-        .read_output(request)
-        .await
-        .expect("output can be read")
-        .into_inner();
-    let mut bytes = Vec::new();
-    while let Some(piece) = wait_within("output", pieces.message())
-        .await
-        .expect("the output stream continues")
-    {
-        if let Some(baton_proto::v1::read_output_response::Item::Chunk(chunk)) = piece.item {
-            bytes.extend_from_slice(&chunk.data);
-        }
-    }
-    bytes
+    let items = client.read_stored_output(task).await.into_iter();
+    let chunks = items.filter_map(|item| match item {
+        OutputItem::Chunk(chunk) => Some(chunk.data),
+        OutputItem::Cut(_) | OutputItem::End(_) => None,
+    });
+    chunks.flatten().collect()
 }
 
 /// Uploads bytes as an import with the hash of `hash_of`, and returns the code of the refusal.

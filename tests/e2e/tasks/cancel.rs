@@ -19,9 +19,7 @@ async fn a_canceled_child_is_confirmed_dead_and_a_second_cancel_is_a_no_op() {
         .submit(command_task(STANDIN, &["print", "1", "pause"], "cancel"))
         .await;
     let mut watch = client.watch(&task.task_id).await;
-    watch
-        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-        .await;
+    watch.wait_for_output().await;
     assert!(!marked_processes("cancel").is_empty());
 
     let first = client.cancel(&task.task_id).await;
@@ -68,9 +66,7 @@ async fn a_cancel_stops_the_check_of_required_files() {
     };
     let task = client.submit(spec).await;
     let mut watch = client.watch(&task.task_id).await;
-    watch
-        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-        .await;
+    watch.wait_for_output().await;
     wait_until_marked_gone("look").await;
     daemon
         .wait_for_status("the slot to be in use", |status| status.running == 1)

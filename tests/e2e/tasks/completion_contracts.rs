@@ -5,34 +5,24 @@ use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     ArtifactReceipt, AttentionCause, CompletionContract, CutReason, ErrorDetail, FrameRejected,
-    MissingPolicy, RelayFrame, RequiredArtifact, Role, TaskComplete, TaskEventKind, TaskSpec,
-    TaskState, relay_frame,
+    MissingPolicy, RelayFrame, RequiredArtifact, TaskComplete, TaskEventKind, TaskSpec, TaskState,
+    relay_frame,
 };
 use baton_tests::{
-    CommandOutput, DaemonProcess, EmbeddedRelay, RelayProcess, ScriptedAttempt, ScriptedDaemon,
-    agent_task, hello,
+    CommandOutput, EmbeddedRelay, RelayAndDaemon, ScriptedAttempt, ScriptedDaemon, agent_task,
+    hello,
 };
 
 use crate::BATON;
 
 struct ContractsFixture {
-    relay: RelayProcess,
-    _daemon: DaemonProcess,
-    _dir: tempfile::TempDir,
+    servers: RelayAndDaemon,
 }
 
 impl ContractsFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-        let url = relay.admin().url().to_owned();
-        let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
-        Self {
-            relay,
-            _daemon: daemon,
-            _dir: dir,
-        }
+        let servers = RelayAndDaemon::start(BATON).await;
+        Self { servers }
     }
 
     /// Runs a shell script as a task with these flags and waits for its end.
@@ -40,7 +30,7 @@ impl ContractsFixture {
         let mut arguments = vec!["submit", "--json", "--wait", "--max-attempts", "1"];
         arguments.extend(flags);
         arguments.extend(["--", "sh", "-c", script]);
-        BATON.run(self.relay.data(), &arguments).await
+        self.servers.run_command(&arguments).await
     }
 }
 
@@ -128,7 +118,7 @@ async fn a_command_with_its_required_files_completes_through_inner_links() {
     let task = done.stdout_json();
     assert_eq!(task["attempts"][0]["artifacts"][1]["resolvedPath"], "out/a");
     let id = task["taskId"].as_str().expect("the task has an id");
-    let shown = BATON.run(fixture.relay.data(), &["show", id]).await;
+    let shown = fixture.servers.run_command(&["show", id]).await;
     assert!(
         shown.stdout.contains("out/link: 5 bytes"),
         "{}",

@@ -1,8 +1,6 @@
 //! Progress of tasks: concurrent updates, and the redaction of credentials. Blocks and hand-offs
 //! are in `full_scenario`.
 
-use std::path::{Path, PathBuf};
-
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     BlockDraft, CheckpointDraft, Evidence, FailedItem, ProgressUpdate, ResumeTaskRequest, Role,
@@ -14,6 +12,7 @@ use baton_tests::{
 };
 
 use crate::BATON;
+use crate::secret_search::files_below;
 const UPDATE_COUNT: usize = 500;
 
 fn block_body(reason: &str) -> Body {
@@ -66,17 +65,6 @@ async fn concurrent_progress_updates_all_count_and_survive_a_restart() {
     };
     let refused = client.tasks().update_progress(request).await.unwrap_err();
     assert_eq!(error_code(&refused), "already_finished");
-}
-
-fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files_below(&path, into);
-        } else {
-            into.push(path);
-        }
-    }
 }
 
 const SECRET_CANARIES: [&str; 4] = [
@@ -169,11 +157,10 @@ async fn assert_no_canary_left(mut relay: RelayProcess) {
     let made = BATON.run(relay.data(), &["export", "--out", &name]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     relay.terminate().await;
-    let mut files = vec![out];
-    files_below(relay.data(), &mut files);
-    assert!(files.len() > 3, "{files:?}");
-    for file in files {
-        let bytes = std::fs::read(&file).expect("a file");
+    let mut files = files_below(dir.path());
+    files.extend(files_below(relay.data()));
+    assert!(files.len() > 3, "only {} files", files.len());
+    for (path, bytes) in files {
         for canary in [
             "canary-bearer",
             "canary-hunter2",
@@ -183,7 +170,7 @@ async fn assert_no_canary_left(mut relay: RelayProcess) {
             let found = bytes
                 .windows(canary.len())
                 .any(|part| part == canary.as_bytes());
-            assert!(!found, "{canary} is in {}", file.display());
+            assert!(!found, "{canary} is in {path}");
         }
     }
 }
