@@ -10,8 +10,9 @@ use baton_proto::timestamp_to_ms;
 use baton_proto::v1::attempt_command::Body as Command;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
-    AttemptState, CheckpointKind, DaemonState, DrainDaemonRequest, ListCheckpointsRequest,
-    ListTasksRequest, ResumeAnswer, ResumeTaskRequest, Role, Task, TaskSpec, TaskState,
+    AttemptState, AttentionCause, CheckpointKind, DaemonState, DrainDaemonRequest,
+    GetBlockedRequest, ListBlockedRequest, ListCheckpointsRequest, ListTasksRequest, ResumeAnswer,
+    ResumeTaskRequest, Role, Task, TaskSpec, TaskState,
 };
 use baton_tests::{
     AttemptToolAccess, DaemonProcess, FrameTap, GrantedLease, LeaseAgent, McpClient, RelayProcess,
@@ -19,6 +20,7 @@ use baton_tests::{
     command_task, poll_until, wait_within,
 };
 use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -50,6 +52,8 @@ struct ScenarioRemains {
     task: Task,
     spans: Vec<Span>,
     events: Vec<Vec<u8>>,
+    /// Answers to Get.
+    shown_tasks: Vec<Task>,
     tool_access: Vec<AttemptToolAccess>,
     /// The environments of all processes of the task.
     environments: Vec<Vec<u8>>,
@@ -162,6 +166,36 @@ impl ScenarioFixture {
         resumed.task.expect("the answer has the task")
     }
 
+    async fn list_blocked(&self) -> Vec<String> {
+        let mut tasks = self.relay.admin().tasks();
+        let listed = tasks.list_blocked(ListBlockedRequest::default());
+        let listed = wait_within("a list of blocked tasks", listed).await;
+        let listed = listed.expect("the list is allowed").into_inner().tasks;
+        listed.into_iter().map(|task| task.task_id).collect()
+    }
+
+    /// Checks the record of the parked task after the restart.
+    async fn assert_blocked_for_a_day(&self, task_id: &str) {
+        assert_eq!(self.list_blocked().await, [task_id]);
+        let request = GetBlockedRequest {
+            task_id: task_id.to_owned(),
+        };
+        let mut tasks = self.relay.admin().tasks();
+        let shown = wait_within("an answer to GetBlocked", tasks.get_blocked(request)).await;
+        let shown = shown.expect("the task is parked").into_inner();
+        let row = shown.blocked.expect("the answer has the task");
+        assert!(row.age_ms >= 24 * 3_600_000, "{} ms", row.age_ms);
+        let newest = shown.checkpoint.expect("a block has a checkpoint");
+        assert_eq!((newest.number, newest.kind()), (2, CheckpointKind::Blocked));
+        let parked = self.relay.admin().get(task_id).await;
+        let attention = parked.attention.expect("a parked task shows why");
+        assert_eq!(attention.cause(), AttentionCause::Blocked);
+        assert_eq!(
+            (&*attention.reason, &*attention.resume_hint),
+            ("which branch?", "a name")
+        );
+    }
+
     /// Another agent reads the resume data and completes the task.
     async fn complete_task(&self, access: &AttemptToolAccess) {
         let tools = self.start_mcp(access).await;
@@ -214,15 +248,22 @@ impl ScenarioRemains {
             .pick_up(&first.task_id, "")
             .await
             .expect("the task is parked");
-        bob.complete(&second, "done")
+        bob.release(&second, "no time")
             .await
             .expect("the agent has the lease");
+        let third = ada.claim(&first.task_id).await.expect("the task waits");
+        let third = third.expect("the claimed task is granted");
+        ada.complete(&third, "done")
+            .await
+            .expect("the agent has the lease");
+        let shown = admin.try_get_with_spec(&first.task_id).await;
+        self.shown_tasks.push(shown.expect("the task exists"));
         let events = admin.watch(&first.task_id).await.collect_to_end().await;
-        let events = events.iter().map(prost::Message::encode_to_vec);
+        let events = events.iter().map(Message::encode_to_vec);
         self.events.extend(events);
         let spans = self.fixture.collector.wait_for_span("baton.task").await;
         self.spans.extend(spans.into_iter().map(|(_, span)| span));
-        vec![first, second]
+        vec![first, second, third]
     }
 }
 
@@ -243,8 +284,10 @@ async fn run_scenario() -> ScenarioRemains {
     })
     .await;
     fixture.restart_after_a_day().await;
+    fixture.assert_blocked_for_a_day(&task.task_id).await;
     fixture.drain_daemon("a").await;
     let resumed = fixture.resume_with_answer(&task.task_id).await;
+    assert!(fixture.list_blocked().await.is_empty());
     let next = &resumed.attempts[1].attempt_id;
     let second = AttemptToolAccess::wait_for_attempt(next).await;
     environments.extend(self::environments(next));
@@ -254,7 +297,8 @@ async fn run_scenario() -> ScenarioRemains {
     ScenarioRemains {
         task: client.get(&task.task_id).await,
         spans: spans.into_iter().map(|(_, span)| span).collect(),
-        events: events.iter().map(prost::Message::encode_to_vec).collect(),
+        events: events.iter().map(Message::encode_to_vec).collect(),
+        shown_tasks: Vec::new(),
         tool_access: vec![first, second],
         environments,
         fixture,
@@ -295,6 +339,9 @@ async fn a_task_blocked_on_one_daemon_is_finished_a_day_later_by_another() {
         (2, AttemptState::Completed, "b"),
     ];
     assert_eq!(attempts, both);
+    let (first, second) = (&task.attempts[0], &task.attempts[1]);
+    assert_eq!(first.successor_attempt_id, second.attempt_id);
+    assert!(!first.handed_off_to.is_empty());
     let progress = task.progress.clone().expect("progress outlives attempts");
     assert_eq!(progress.completed_items, ["first", "second"]);
     assert_eq!(progress.cursor, "page 3");
@@ -376,10 +423,12 @@ fn remaining_bytes(remains: &ScenarioRemains, export: &Path) -> Vec<(String, Vec
     for target in ["baton_relay", "baton_daemon"] {
         assert!(log.contains(target), "the log has no lines of {target}");
     }
-    let spans = remains.spans.iter().map(prost::Message::encode_to_vec);
+    let spans = remains.spans.iter().map(Message::encode_to_vec);
     found.extend(spans.map(|span| ("a span".to_owned(), span)));
     let events = remains.events.iter().cloned();
     found.extend(events.map(|event| ("an event".to_owned(), event)));
+    let shown = remains.shown_tasks.iter().chain([&remains.task]);
+    found.extend(shown.map(|task| ("a task".to_owned(), task.encode_to_vec())));
     found
 }
 
@@ -430,7 +479,7 @@ async fn the_full_scenario_leaks_no_lease_token_capability_or_credential() {
     );
     let locations_with_id =
         SecretSearch::for_secrets(&[id.into_bytes()]).locations_with_secret(&locations);
-    for location in ["a span", "an event", "/log"] {
+    for location in ["a span", "an event", "a task", "/log"] {
         assert!(
             locations_with_id
                 .iter()

@@ -20,7 +20,7 @@ pub use host::file_lease::lock_with_file_lease;
 pub use host::mounted_disk::MountedDisk;
 pub use host::process_census::{
     LiveProcess, MARKER_VARIABLE, attempt_processes, attempt_shim, attempt_variable,
-    marked_processes, processes_by_attempt, wait_until_marked_gone, zombies_of,
+    marked_processes, processes_by_attempt, wait_until_marked_gone,
 };
 pub use host::process_lifetime::{
     WatchedProcesses, boottime, earliest_start_time, is_stopped, send_signal,
@@ -37,13 +37,17 @@ pub use scripted::scripted_attempt::{ScriptedAttempt, receipt};
 pub use scripted::scripted_daemon::{RelayStreamEvent, ScriptedDaemon, active_attempt, hello};
 pub use servers::embedded_daemon::EmbeddedDaemon;
 pub use servers::embedded_relay::EmbeddedRelay;
+pub use servers::relay_and_daemon::RelayAndDaemon;
 pub use servers::server_processes::{BatonExecutable, CommandOutput, DaemonProcess, RelayProcess};
 pub use servers::small_disk::{SmallDiskDaemon, SmallDiskRelay, SmallDiskSpace};
 pub use specs::standin_agents::{
     ASKING_AGENTS, CODING_AGENTS, scripted_task, scripted_task_with_prompt, standin_agents,
     standin_agents_toml,
 };
-pub use specs::task_specs::{agent_task, command_task, with_retry_on_loss};
+pub use specs::task_specs::{
+    agent_task, assert_counted_lines, command_task, counting_task, task_until_file,
+    with_retry_on_loss,
+};
 pub use wait::{TEST_TIMEOUT, join_all, poll_until, test_rounds, wait_within};
 
 pub use client::mcp_client::{AttemptToolAccess, McpClient, ToolAnswer};

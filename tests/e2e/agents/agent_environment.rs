@@ -167,8 +167,7 @@ async fn a_daemon_below_the_memory_floor_gets_no_work_and_fails_no_task() {
         .await;
     assert_eq!(client.get(&task.task_id).await.state(), TaskState::Queued);
     let _healthy = EmbeddedDaemon::start(relay.url(), &token).await;
-    client.watch(&task.task_id).await.collect_to_end().await;
-    let task = client.get(&task.task_id).await;
+    let task = client.wait_for_end(&task.task_id).await;
     assert_eq!(task.state(), TaskState::Completed);
     assert!(
         task.attempts

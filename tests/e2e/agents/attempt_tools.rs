@@ -2,25 +2,24 @@
 //! configuration, they work only on the attempt's own task, and their capability is invalid
 //! after the attempt.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 use baton_proto::v1::{
-    CompletionContract, RequiredArtifact, RetryPolicy, Role, Task, TaskSpec, TaskState,
+    CompletionContract, RequiredArtifact, RetryPolicy, Task, TaskSpec, TaskState,
 };
 use baton_tests::{
-    AttemptToolAccess, CODING_AGENTS, DaemonProcess, McpClient, RelayProcess, TraceCollector,
-    command_task, scripted_task, standin_agents_toml,
+    AttemptToolAccess, CODING_AGENTS, McpClient, RelayAndDaemon, RelayProcess, TestClient,
+    TraceCollector, command_task, scripted_task, standin_agents_toml,
 };
 use serde_json::json;
 
 use crate::agents::shell_agents::read_output;
+use crate::secret_search::{SecretSearch, files_below};
 use crate::{BATON, STANDIN};
 
 struct AttemptToolsFixture {
-    relay: RelayProcess,
-    daemon: DaemonProcess,
-    dir: tempfile::TempDir,
-    secret: String,
+    servers: RelayAndDaemon,
 }
 
 impl AttemptToolsFixture {
@@ -31,28 +30,29 @@ impl AttemptToolsFixture {
     /// Starts with additional arguments for the relay.
     async fn start_with(arguments: &[&str]) -> Self {
         let relay = RelayProcess::start_with(BATON, arguments).await;
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let file = dir.path().join("daemon.toml");
-        std::fs::write(&file, standin_agents_toml(STANDIN, &[])).expect("a file can be written");
-        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-        let daemon = start_daemon(&relay, dir.path(), &secret).await;
-        Self {
-            relay,
-            daemon,
-            dir,
-            secret,
-        }
+        let url = relay.admin().url().to_owned();
+        let config = |_: &Path| standin_agents_toml(STANDIN, &[]);
+        let servers = RelayAndDaemon::start_at(BATON, relay, url, config).await;
+        Self { servers }
+    }
+
+    fn client(&self) -> &TestClient {
+        self.servers.client()
+    }
+
+    fn dir(&self) -> &Path {
+        self.servers.dir.path()
     }
 
     async fn submit_task(&self, spec: TaskSpec) -> Task {
         let spec = TaskSpec { mcp: true, ..spec };
-        self.relay.admin().submit(spec).await
+        self.client().submit(spec).await
     }
 
     /// Submits a command that runs until this file exists, and returns the tool access it was
     /// given.
     async fn submit_until_running(&self, name: &str) -> (Task, AttemptToolAccess) {
-        let file = self.dir.path().join(name);
+        let file = self.dir().join(name);
         let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
         let spec = TaskSpec {
             goal: format!("wait for {name}"),
@@ -68,26 +68,9 @@ impl AttemptToolsFixture {
         (task, access)
     }
 
-    fn create_file(&self, name: &str) {
-        std::fs::write(self.dir.path().join(name), "").expect("a file can be written");
-    }
-
     async fn start_mcp(&self, access: &AttemptToolAccess) -> McpClient {
-        McpClient::start_for_attempt(BATON, self.dir.path(), access).await
+        McpClient::start_for_attempt(BATON, self.dir(), access).await
     }
-
-    async fn wait_for_end(&self, task: &Task) -> Task {
-        let admin = self.relay.admin();
-        admin.watch(&task.task_id).await.collect_to_end().await;
-        admin.get(&task.task_id).await
-    }
-}
-
-async fn start_daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
-    let file = dir.join("daemon.toml");
-    let config = ["--config", file.to_str().expect("a UTF-8 path")];
-    let url = relay.admin().url().to_owned();
-    DaemonProcess::start_with(BATON, dir, "one", (&url, secret), &config).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,9 +80,9 @@ async fn each_agent_kind_gets_the_tools_through_its_own_configuration() {
     for (agent, ..) in CODING_AGENTS {
         let script = "use task_get {}; use claim_task {}; use task_checkpoint {\"summary\": \" \"}; say done";
         let task = fixture.submit_task(scripted_task(agent, script)).await;
-        let ended = fixture.wait_for_end(&task).await;
+        let ended = fixture.client().wait_for_end(&task.task_id).await;
         assert_eq!(ended.state(), TaskState::Completed, "{agent}: {ended:?}");
-        let output = read_output(fixture.relay.admin(), &task, |_| true).await;
+        let output = read_output(fixture.client(), &task, |_| true).await;
         for line in [
             "task_get -> ok",
             "claim_task -> inside_an_attempt",
@@ -109,12 +92,11 @@ async fn each_agent_kind_gets_the_tools_through_its_own_configuration() {
             checked_lines += 1;
         }
         let bare = fixture
-            .relay
-            .admin()
+            .client()
             .submit(scripted_task(agent, "use task_get {}"))
             .await;
-        fixture.wait_for_end(&bare).await;
-        let output = read_output(fixture.relay.admin(), &bare, |_| true).await;
+        fixture.client().wait_for_end(&bare.task_id).await;
+        let output = read_output(fixture.client(), &bare, |_| true).await;
         assert!(
             output.contains("no tool server was configured"),
             "{agent}: {output}"
@@ -145,8 +127,8 @@ async fn tools_inside_an_attempt_see_only_their_own_task() {
     assert_eq!(blocked["tasks"], json!([]));
     assert_eq!(blocked["scope"], json!("own_task"));
     assert_foreign_calls_are_refused(&tools, &task.task_id).await;
-    fixture.create_file("own");
-    fixture.wait_for_end(&task).await;
+    fixture.servers.create_file("own");
+    fixture.client().wait_for_end(&task.task_id).await;
 }
 
 async fn assert_foreign_calls_are_refused(tools: &McpClient, task_id: &str) {
@@ -233,14 +215,13 @@ async fn a_capability_is_valid_only_for_its_own_running_attempt() {
     );
 
     // A new daemon on the same directory accepts the capability.
-    fixture.daemon.kill().await;
-    fixture.daemon = start_daemon(&fixture.relay, fixture.dir.path(), &fixture.secret).await;
+    fixture.servers.kill_and_restart_daemon().await;
     let own = tools.call_tool("task_get", json!({})).await.into_content();
     assert_eq!(own["task"]["taskId"], json!(one.task_id));
     assert_eq!(own["task"]["goal"], json!("wait for first"));
 
-    fixture.create_file("first");
-    fixture.wait_for_end(&one).await;
+    fixture.servers.create_file("first");
+    fixture.client().wait_for_end(&one.task_id).await;
     let response = tools
         .call_tool("task_checkpoint", json!({"summary": "late"}))
         .await;
@@ -250,8 +231,8 @@ async fn a_capability_is_valid_only_for_its_own_running_attempt() {
         !still.call_tool("task_get", json!({})).await.is_refused,
         "the other attempt still runs"
     );
-    fixture.create_file("second");
-    fixture.wait_for_end(&two).await;
+    fixture.servers.create_file("second");
+    fixture.client().wait_for_end(&two.task_id).await;
     assert_eq!(
         still
             .call_tool("task_get", json!({}))
@@ -273,13 +254,13 @@ async fn a_capability_exists_only_in_the_agents_environment() {
     let finish = json!({"outcome": "completed", "summary": "done", "result": "42"});
     tools.call_tool("task_complete", finish).await;
     let during = files_with_secret(
-        &[fixture.dir.path(), fixture.relay.data()],
+        &[fixture.dir(), fixture.servers.relay.data()],
         &access.capability,
     );
-    fixture.create_file("secret");
-    fixture.wait_for_end(&task).await;
-    let name = fixture.dir.path().join("export").display().to_string();
-    let data = fixture.relay.data();
+    fixture.servers.create_file("secret");
+    fixture.client().wait_for_end(&task.task_id).await;
+    let name = fixture.dir().join("export").display().to_string();
+    let data = fixture.servers.relay.data();
     let made = BATON.run(data, &["export", "--out", &name]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     let shown = BATON.run(data, &["watch", "--json", &task.task_id]).await;
@@ -290,36 +271,23 @@ async fn a_capability_exists_only_in_the_agents_environment() {
         .expect("a capability has two parts")
         .1;
     assert!(!shown.stdout.contains(secret) && !spans.contains(secret));
-    let after = files_with_secret(&[fixture.dir.path(), data], &access.capability);
+    let after = files_with_secret(&[fixture.dir(), data], &access.capability);
     assert!(during.1 > 10 && after.1 > 10, "{during:?} {after:?}");
-    assert_eq!((during.0, after.0), (Vec::new(), Vec::new()));
+    assert_eq!((during.0, after.0), (BTreeSet::new(), BTreeSet::new()));
 }
 
 /// The files that contain the secret part of a capability, and the number of files read.
-fn files_with_secret(directories: &[&Path], capability: &str) -> (Vec<PathBuf>, usize) {
+fn files_with_secret(directories: &[&Path], capability: &str) -> (BTreeSet<String>, usize) {
     let secret = capability
         .split_once('.')
         .expect("a capability has two parts")
-        .1
-        .as_bytes();
-    let (mut found, mut read) = (Vec::new(), 0);
-    let mut pending: Vec<PathBuf> = directories
+        .1;
+    let files = directories
         .iter()
-        .map(|work_dir| work_dir.to_path_buf())
-        .collect();
-    while let Some(path) = pending.pop() {
-        if let Ok(entries) = std::fs::read_dir(&path) {
-            pending.extend(entries.flatten().map(|entry| entry.path()));
-        } else if path.is_file()
-            && let Ok(bytes) = std::fs::read(&path)
-        {
-            read += 1;
-            if bytes.windows(secret.len()).any(|window| window == secret) {
-                found.push(path);
-            }
-        }
-    }
-    (found, read)
+        .flat_map(|directory| files_below(directory));
+    let files: Vec<_> = files.collect();
+    let found = SecretSearch::for_secrets(&[secret.into()]).locations_with_secret(&files);
+    (found.into_iter().map(str::to_owned).collect(), files.len())
 }
 
 /// The outcome is what the agent reported, and not its exit code.
@@ -339,8 +307,8 @@ async fn the_outcome_an_agent_reports_overrides_its_exit_code() {
             .call_tool("task_progress", json!({"summary": "late"}))
             .await;
         assert_eq!(late.error_field("code"), "outcome_fixed");
-        fixture.create_file(outcome);
-        let ended = fixture.wait_for_end(&task).await;
+        fixture.servers.create_file(outcome);
+        let ended = fixture.client().wait_for_end(&task.task_id).await;
         assert_eq!(ended.state(), state, "{ended:?}");
         if state == TaskState::Completed {
             assert_eq!(ended.result.as_ref(), b"42".as_slice());
@@ -360,8 +328,8 @@ async fn completing_without_required_files_lists_them_and_the_attempt_continues(
         required_artifacts: names.map(required_artifact).to_vec(),
         ..CompletionContract::default()
     };
-    let work_dir = fixture.dir.path().join("one/work");
-    let file = fixture.dir.path().join("files");
+    let work_dir = fixture.dir().join("one/work");
+    let file = fixture.dir().join("files");
     let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
     let spec = TaskSpec {
         contract: Some(contract),
@@ -387,8 +355,8 @@ async fn completing_without_required_files_lists_them_and_the_attempt_continues(
         .call_tool("task_progress", json!({"summary": "late"}))
         .await;
     assert_eq!(late.error_field("code"), "outcome_fixed");
-    fixture.create_file("files");
-    let ended = fixture.wait_for_end(&task).await;
+    fixture.servers.create_file("files");
+    let ended = fixture.client().wait_for_end(&task.task_id).await;
     assert_eq!(ended.state(), TaskState::Completed, "{ended:?}");
 }
 

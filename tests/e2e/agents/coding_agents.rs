@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use baton_proto::v1::input::Body;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
-    AgentOptions, ContextRef, CutReason, DeadlineProfile, Input, LifecyclePhase, OutputKind,
-    ReadOutputRequest, Role, Task, TaskEvent, TaskEventKind, TaskSpec, TaskState,
+    AgentOptions, ContextRef, CutReason, DeadlineProfile, Input, LifecyclePhase, OutputKind, Task,
+    TaskEvent, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, CODING_AGENTS, DaemonProcess, EmbeddedDaemon, EmbeddedRelay, RelayProcess,
-    TestClient, agent_task, scripted_task, scripted_task_with_prompt, standin_agents,
-    standin_agents_toml, wait_within,
+    ASKING_AGENTS, CODING_AGENTS, EmbeddedDaemon, EmbeddedRelay, RelayAndDaemon, TestClient,
+    agent_task, scripted_task, scripted_task_with_prompt, standin_agents, standin_agents_toml,
 };
 use tempfile::TempDir;
 
@@ -47,20 +46,6 @@ impl CodingAgentsFixture {
             _relay: relay,
             _daemon: daemon,
         }
-    }
-
-    async fn run_to_end(&self, spec: TaskSpec) -> Task {
-        let task = self.client.submit(spec).await;
-        self.wait_for_end(&task).await
-    }
-
-    async fn wait_for_end(&self, task: &Task) -> Task {
-        self.client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        self.client.get(&task.task_id).await
     }
 
     /// The lines that the agents received.
@@ -108,7 +93,7 @@ async fn every_agent_kind_asks_works_and_reports_result_and_usage() {
         let shown = String::from_utf8_lossy(&shown.tool_input);
         assert!(shown.contains("ls"), "{agent}: {shown}");
         fixture.client.answer_permission(&input, true).await;
-        let done = fixture.wait_for_end(&task).await;
+        let done = fixture.client.wait_for_end(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "allowed", "{agent}");
         let attempt = &done.attempts[0];
@@ -161,21 +146,6 @@ async fn assert_script_was_played(fixture: &CodingAgentsFixture, agent: &str, ta
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_denied_permission_reaches_the_agent_as_a_denial() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ASKING_AGENTS {
-        let task = fixture
-            .client
-            .submit(scripted_task(agent, PERMISSION_SCRIPT))
-            .await;
-        let input = wait_for_permission(&fixture.client, &task).await;
-        fixture.client.answer_permission(&input, false).await;
-        let done = fixture.wait_for_end(&task).await;
-        assert_eq!(done.result, "denied", "{agent}: {done:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn questions_that_are_asked_together_are_answered_together() {
     let fixture = CodingAgentsFixture::start().await;
     let script = "question Which colour? = Red, Blue & Which size? = S, M";
@@ -184,23 +154,8 @@ async fn questions_that_are_asked_together_are_answered_together() {
         let asked = fixture.client.wait_for_inputs(&task.task_id, 2).await;
         assert_eq!(asked.len(), 2, "{agent}: {asked:?}");
         fixture.client.answer_all(&task.task_id).await;
-        let done = fixture.wait_for_end(&task).await;
+        let done = fixture.client.wait_for_end(&task.task_id).await;
         assert_eq!(done.result, "answered Blue and M", "{agent}: {done:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_canceled_while_its_agent_asks_ends_canceled() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ASKING_AGENTS {
-        let task = fixture
-            .client
-            .submit(scripted_task(agent, PERMISSION_SCRIPT))
-            .await;
-        wait_for_permission(&fixture.client, &task).await;
-        fixture.client.cancel(&task.task_id).await;
-        let done = fixture.wait_for_end(&task).await;
-        assert_eq!(done.state(), TaskState::Canceled, "{agent}: {done:?}");
     }
 }
 
@@ -235,13 +190,13 @@ async fn a_canceled_or_slow_agent_is_interrupted_and_reports_its_usage() {
         let mut watch = fixture.client.watch(&task.task_id).await;
         watch.wait_for_event("output", has_output).await;
         fixture.client.cancel(&task.task_id).await;
-        let canceled = fixture.wait_for_end(&task).await;
+        let canceled = fixture.client.wait_for_end(&task.task_id).await;
         assert_eq!(
             canceled.state(),
             TaskState::Canceled,
             "{agent}: {canceled:?}"
         );
-        let late = fixture.run_to_end(slow).await;
+        let late = fixture.client.run_to_end(slow).await;
         let attempt = &late.attempts[0];
         let found = (late.state(), attempt.failure_code.as_str());
         assert_eq!(
@@ -273,7 +228,10 @@ async fn each_kind_of_agent_failure_ends_the_task_with_its_own_code() {
     ];
     for (agent, _, _) in CODING_AGENTS {
         for (script, code) in cases {
-            let done = fixture.run_to_end(scripted_task(agent, script)).await;
+            let done = fixture
+                .client
+                .run_to_end(scripted_task(agent, script))
+                .await;
             let attempt = &done.attempts[0];
             let found = (done.state(), attempt.failure_code.as_str());
             assert_eq!(found, (TaskState::Failed, code), "{agent}: {done:?}");
@@ -289,10 +247,13 @@ async fn unexpected_agent_output_does_not_change_its_result() {
     // An unknown event, a line that is not JSON, a line of more than 4 MiB, and 500 kB of text.
     let script = "novel; garbage; overlong 4500000; flood 500000; think hm; hint; tool Bash ls; say well done";
     for (agent, _, _) in CODING_AGENTS {
-        let done = fixture.run_to_end(scripted_task(agent, script)).await;
+        let done = fixture
+            .client
+            .run_to_end(scripted_task(agent, script))
+            .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(done.result, "well done", "{agent}");
-        let output = output_items(&fixture.client, &done).await;
+        let output = fixture.client.read_stored_output(&done.task_id).await;
         let is_cut = |item: &&Item| match item {
             Item::Cut(cut) => cut.reason() == CutReason::LineTooLong,
             Item::Chunk(_) | Item::End(_) => false,
@@ -306,81 +267,12 @@ async fn a_result_before_a_hang_completes_and_reports_the_kill() {
     let fixture = CodingAgentsFixture::start().await;
     for (agent, _, _) in CODING_AGENTS {
         let done = fixture
+            .client
             .run_to_end(scripted_task(agent, "say done; hang"))
             .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert!(done.attempts[0].killed_after_result, "{agent}: {done:?}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_file_request_of_an_acp_agent_is_refused() {
-    let fixture = CodingAgentsFixture::start().await;
-    let done = fixture
-        .run_to_end(scripted_task("acp", "read notes.txt"))
-        .await;
-    assert_eq!(done.result, "cannot read", "{done:?}");
-    let refused = fixture
-        .recorded_agent_input()
-        .into_iter()
-        .any(|line| line.contains("-32601"));
-    assert!(refused, "{:?}", fixture.recorded_agent_input());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_unsupported_option_is_refused_before_the_agent_starts() {
-    let fixture = CodingAgentsFixture::start().await;
-    for agent in ["claude", "codex", "codex-exec"] {
-        let spec = TaskSpec {
-            options: Some(AgentOptions {
-                permission_mode: "yolo".to_owned(),
-                ..AgentOptions::default()
-            }),
-            ..scripted_task(agent, "say no")
-        };
-        let task = fixture.client.submit(spec).await;
-        let mut watch = fixture.client.watch(&task.task_id).await;
-        let refused = watch.wait_for_kind(TaskEventKind::Rejected).await;
-        assert_eq!(refused.failure_code, "unsupported_option", "{agent}");
-        assert_eq!(
-            fixture.recorded_agent_input().len(),
-            0,
-            "{agent} was started"
-        );
-        fixture.client.cancel(&task.task_id).await;
-    }
-}
-
-/// The options of an ACP session are known once it is open, so they are checked then, before the
-/// prompt.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_option_missing_in_the_session_fails_before_the_prompt() {
-    let fixture = CodingAgentsFixture::start().await;
-    let with = |model: &str, mode: &str| TaskSpec {
-        options: Some(AgentOptions {
-            model: model.to_owned(),
-            permission_mode: mode.to_owned(),
-            ..AgentOptions::default()
-        }),
-        ..scripted_task("acp", "say done")
-    };
-    let done = fixture.run_to_end(with("huge", "")).await;
-    assert_eq!(done.attempts[0].failure_code, "unsupported_option");
-    assert!(done.attempts[0].message.contains("model"), "{done:?}");
-    let prompted = |line: &String| line.contains("session/prompt");
-    assert!(
-        !fixture.recorded_agent_input().iter().any(prompted),
-        "{:?}",
-        fixture.recorded_agent_input()
-    );
-    let done = fixture.run_to_end(with("large", "plan")).await;
-    assert_eq!(done.result, "done", "{done:?}");
-    let agent_input = fixture.recorded_agent_input();
-    let set = |what: &str| agent_input.iter().any(|line| line.contains(what));
-    assert!(
-        set("\"value\":\"large\"") && set("\"modeId\":\"plan\""),
-        "{agent_input:?}"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -401,7 +293,7 @@ async fn context_reaches_every_agent() {
             ..scripted_task_with_prompt(agent, "say done", "Look.")
         };
         let before = fixture.recorded_agent_input().len();
-        let done = fixture.run_to_end(spec).await;
+        let done = fixture.client.run_to_end(spec).await;
         assert_eq!(done.result, "done", "{agent}: {done:?}");
         let agent_input = fixture.recorded_agent_input()[before..].join("\n");
         assert!(
@@ -413,18 +305,12 @@ async fn context_reaches_every_agent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_reaches_the_agent_once_although_its_daemon_is_killed() {
-    let relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let (_, secret) = client.create_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
-    let recording = recording_path(dir.path()).display().to_string();
-    let file = dir.path().join("daemon.toml");
-    let config = standin_agents_toml(STANDIN, &[("STANDIN_TAPE", &recording)]);
-    std::fs::write(&file, config).unwrap();
-    let more = ["--config", file.to_str().unwrap()];
-    let link = (client.url(), &secret[..]);
-    let start = || DaemonProcess::start_with(BATON, dir.path(), "d", link, &more);
-    let mut daemon = start().await;
+    let config = |dir: &Path| {
+        let recording = recording_path(dir).display().to_string();
+        standin_agents_toml(STANDIN, &[("STANDIN_TAPE", &recording)])
+    };
+    let mut servers = RelayAndDaemon::start_with_config(BATON, config).await;
+    let client = servers.client().clone();
     for agent in ASKING_AGENTS {
         let spec = TaskSpec {
             prompt: PERMISSION_SCRIPT.to_owned(),
@@ -432,12 +318,11 @@ async fn an_answer_reaches_the_agent_once_although_its_daemon_is_killed() {
         };
         let task = client.submit(spec).await;
         let input = wait_for_permission(&client, &task).await;
-        daemon.kill().await;
+        servers.daemon.kill().await;
         // The answer is given while no daemon is connected.
         client.answer_permission(&input, true).await;
-        daemon = start().await;
-        client.watch(&task.task_id).await.collect_to_end().await;
-        let done = client.get(&task.task_id).await;
+        servers.restart_daemon().await;
+        let done = client.wait_for_end(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!(
             (&done.result[..], done.attempts.len()),
@@ -445,20 +330,20 @@ async fn an_answer_reaches_the_agent_once_although_its_daemon_is_killed() {
         );
         let answers = ["\"behavior\"", "\"decision\"", "\"optionId\""];
         let is_answer = |line: &&String| answers.iter().any(|marker| line.contains(marker));
-        let agent_input = read_agent_input(dir.path());
+        let agent_input = read_agent_input(servers.dir.path());
         assert_eq!(
             agent_input.iter().filter(is_answer).count(),
             1,
             "{agent}: {agent_input:?}"
         );
-        std::fs::remove_file(&recording).unwrap();
+        std::fs::remove_file(recording_path(servers.dir.path())).unwrap();
     }
 }
 
 /// The output that is visible to a user.
 async fn visible_output(client: &TestClient, task: &Task) -> String {
     let mut text = String::new();
-    for item in output_items(client, task).await {
+    for item in client.read_stored_output(&task.task_id).await {
         if let Item::Chunk(chunk) = item
             && chunk.visible
             && chunk.kind() != OutputKind::Stderr
@@ -467,26 +352,4 @@ async fn visible_output(client: &TestClient, task: &Task) -> String {
         }
     }
     text
-}
-
-/// All output items up to the end.
-async fn output_items(client: &TestClient, task: &Task) -> Vec<Item> {
-    let request = ReadOutputRequest {
-        task_id: task.task_id.clone(),
-        ..ReadOutputRequest::default()
-    };
-    let mut tasks = client.tasks();
-    let opened = wait_within("output to open", tasks.read_output(request)).await;
-    let mut pieces = opened.expect("output can be read").into_inner();
-    let mut items = Vec::new();
-    loop {
-        let piece = wait_within("output", pieces.message()).await;
-        match piece
-            .expect("the output stream continues")
-            .and_then(|piece| piece.item)
-        {
-            Some(Item::End(_)) | None => return items,
-            Some(item) => items.push(item),
-        }
-    }
 }

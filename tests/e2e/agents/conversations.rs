@@ -4,9 +4,8 @@
 
 use std::path::Path;
 
-use baton_proto::v1::{Role, Task, TaskEventKind, TaskSpec, TaskState, TurnKind};
-use baton_tests::{DaemonProcess, RelayProcess, TestClient, agent_task, command_task};
-use tempfile::TempDir;
+use baton_proto::v1::{Task, TaskEventKind, TaskSpec, TaskState, TurnKind};
+use baton_tests::{RelayAndDaemon, agent_task, command_task};
 
 use crate::BATON;
 
@@ -88,42 +87,24 @@ const AGENT_KINDS: [(&str, &str, &str); 4] = [
 ];
 
 struct ConversationsFixture {
-    relay: RelayProcess,
-    client: TestClient,
-    daemon: DaemonProcess,
-    secret: String,
-    dir: TempDir,
+    servers: RelayAndDaemon,
 }
 
 async fn start_fixture() -> ConversationsFixture {
-    let relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let (_, secret) = client.create_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut config = String::new();
-    for (name, kind, script) in AGENT_KINDS {
-        let agent_dir = dir.path().join(name);
-        std::fs::create_dir(&agent_dir).expect("the file can be written");
-        let path = agent_dir.join("agent.sh");
-        std::fs::write(&path, script).expect("the file can be written");
-        write_agent_file(&agent_dir, "known", "none");
-        config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
-    }
-    std::fs::write(dir.path().join("daemon.toml"), config).expect("the file can be written");
-    let daemon = start_daemon(dir.path(), client.url(), &secret).await;
-    ConversationsFixture {
-        relay,
-        client,
-        daemon,
-        secret,
-        dir,
-    }
-}
-
-async fn start_daemon(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
-    let file = dir.join("daemon.toml");
-    let more = ["--config", file.to_str().expect("a UTF-8 path")];
-    DaemonProcess::start_with(BATON, dir, "d", (url, secret), &more).await
+    let config = |dir: &Path| {
+        let mut config = String::new();
+        for (name, kind, script) in AGENT_KINDS {
+            let agent_dir = dir.join(name);
+            std::fs::create_dir(&agent_dir).expect("a directory can be made");
+            let path = agent_dir.join("agent.sh");
+            std::fs::write(&path, script).expect("the file can be written");
+            write_agent_file(&agent_dir, "known", "none");
+            config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
+        }
+        config
+    };
+    let servers = RelayAndDaemon::start_with_config(BATON, config).await;
+    ConversationsFixture { servers }
 }
 
 fn write_agent_file(agent_dir: &Path, name: &str, text: &str) {
@@ -132,7 +113,7 @@ fn write_agent_file(agent_dir: &Path, name: &str, text: &str) {
 
 impl ConversationsFixture {
     fn set_agent_file(&self, name: &str, file: &str, text: &str) {
-        write_agent_file(&self.dir.path().join(name), file, text);
+        write_agent_file(&self.servers.dir.path().join(name), file, text);
     }
 
     async fn run_turn(&self, agent: &str) -> Task {
@@ -144,20 +125,9 @@ impl ConversationsFixture {
             conversation_id: format!("{conversation} with {agent}"),
             ..agent_task(agent)
         };
-        let task = self.client.submit(spec).await;
-        self.client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        let task = self.client.get(&task.task_id).await;
+        let task = self.servers.client().run_to_end(spec).await;
         assert_eq!(task.state(), TaskState::Completed, "{agent}: {task:?}");
         task
-    }
-
-    async fn restart_daemon(&mut self) {
-        self.daemon.kill().await;
-        self.daemon = start_daemon(self.dir.path(), self.client.url(), &self.secret).await;
     }
 }
 
@@ -182,7 +152,7 @@ async fn the_next_turn_resumes_and_a_forgotten_conversation_restarts_once() {
             resumed,
             "{agent}"
         );
-        fixture.restart_daemon().await;
+        fixture.servers.kill_and_restart_daemon().await;
         assert_eq!(
             result_text(&fixture.run_turn(agent).await),
             resumed,
@@ -213,7 +183,8 @@ async fn the_next_turn_resumes_and_a_forgotten_conversation_restarts_once() {
         assert_eq!(attempts, [("resume_failed", false), ("", true)], "{agent}");
         assert_eq!(restarted.attempts[1].agent_session_id, second, "{agent}");
         let events = fixture
-            .client
+            .servers
+            .client()
             .watch(&restarted.task_id)
             .await
             .collect_to_end()
@@ -234,7 +205,8 @@ async fn the_next_turn_resumes_and_a_forgotten_conversation_restarts_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
     let fixture = start_fixture().await;
-    let log = fixture.dir.path().join("log");
+    let client = fixture.servers.client();
+    let log = fixture.servers.dir.path().join("log");
     let script = format!("echo \"+$0\" >> {log:?}; sleep 0.1; echo \"-$0\" >> {log:?}");
     let mut turns = Vec::new();
     for number in 0..5 {
@@ -242,15 +214,10 @@ async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
             conversation_id: "one talk".to_owned(),
             ..command_task("sh", &["-c", &script, &number.to_string()], "turns")
         };
-        turns.push(fixture.client.submit(spec).await);
+        turns.push(client.submit(spec).await);
     }
     for turn in &turns {
-        fixture
-            .client
-            .watch(&turn.task_id)
-            .await
-            .collect_to_end()
-            .await;
+        client.wait_for_end(&turn.task_id).await;
     }
     let log = std::fs::read_to_string(log).unwrap();
     let expected: Vec<String> = (0..5)
@@ -268,17 +235,12 @@ async fn a_control_turn_is_hidden_from_users_and_has_its_own_deadlines() {
             turn_kind: kind.into(),
             ..agent_task("acp")
         };
-        let task = fixture.client.submit(spec).await;
-        fixture
-            .client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        let done = fixture.client.get(&task.task_id).await;
+        let done = fixture.servers.client().run_to_end(spec).await;
         assert_eq!(result_text(&done), "began talk", "{kind:?}");
-        let data = fixture.relay.data();
-        let shown = BATON.run(data, &["output", &task.task_id]).await;
+        let shown = fixture
+            .servers
+            .run_command(&["output", &done.task_id])
+            .await;
         assert_eq!(
             shown.stdout.contains("began talk"),
             visible,

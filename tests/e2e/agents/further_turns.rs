@@ -5,12 +5,10 @@
 use std::path::Path;
 
 use baton_proto::v1::{
-    CompletionContract, DeadlineProfile, MissingPolicy, RequiredArtifact, Role, Task, TaskSpec,
-    TaskState,
+    CompletionContract, DeadlineProfile, MissingPolicy, RequiredArtifact, TaskSpec, TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, DaemonProcess, RelayProcess, TestClient, poll_until, scripted_task,
-    standin_agents_toml,
+    ASKING_AGENTS, RelayAndDaemon, TestClient, poll_until, scripted_task, standin_agents_toml,
 };
 
 use crate::{BATON, STANDIN};
@@ -19,68 +17,36 @@ use crate::{BATON, STANDIN};
 const MISSING_FILES_NOTICE: &str = "Your work is not taken as done yet";
 
 struct FurtherTurnsFixture {
-    relay: RelayProcess,
-    daemon: DaemonProcess,
-    secret: String,
-    dir: tempfile::TempDir,
+    servers: RelayAndDaemon,
 }
 
 impl FurtherTurnsFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let dir = tempfile::tempdir().expect("a directory");
-        let recording = dir.path().join("tape");
-        let env = [("STANDIN_TAPE", recording.to_str().expect("a plain path"))];
-        let file = dir.path().join("daemon.toml");
-        std::fs::write(&file, standin_agents_toml(STANDIN, &env)).expect("a file can be written");
-        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-        let daemon = start_daemon(&relay, dir.path(), &secret).await;
-        Self {
-            relay,
-            daemon,
-            secret,
-            dir,
-        }
-    }
-
-    async fn restart_killed_daemon(&mut self) {
-        self.daemon.kill().await;
-        self.daemon = start_daemon(&self.relay, self.dir.path(), &self.secret).await;
+        let config = |dir: &Path| {
+            let recording = dir.join("tape");
+            let recording = recording.to_str().expect("a plain path");
+            standin_agents_toml(STANDIN, &[("STANDIN_TAPE", recording)])
+        };
+        let servers = RelayAndDaemon::start_with_config(BATON, config).await;
+        Self { servers }
     }
 
     fn client(&self) -> &TestClient {
-        self.relay.admin()
+        self.servers.client()
     }
 
-    async fn run_to_end(&self, spec: TaskSpec) -> Task {
-        let task = self.client().submit(spec).await;
-        self.wait_for_end(&task).await
-    }
-
-    async fn wait_for_end(&self, task: &Task) -> Task {
-        self.client()
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        self.client().get(&task.task_id).await
+    fn dir(&self) -> &Path {
+        self.servers.dir.path()
     }
 
     /// The number of notices about missing files that agents received.
     fn notice_count(&self) -> usize {
-        let recording = std::fs::read_to_string(self.dir.path().join("tape")).unwrap_or_default();
+        let recording = std::fs::read_to_string(self.dir().join("tape")).unwrap_or_default();
         let expected_notices = recording.lines().filter(|line| line.starts_with("> "));
         expected_notices
             .filter(|line| line.contains(MISSING_FILES_NOTICE))
             .count()
     }
-}
-
-async fn start_daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
-    let file = dir.join("daemon.toml");
-    let more = ["--config", file.to_str().expect("a plain path")];
-    let link = (relay.admin().url(), secret);
-    DaemonProcess::start_with(BATON, dir, "d", link, &more).await
 }
 
 /// A task that has to leave `path` in the daemon's work directory.
@@ -115,6 +81,7 @@ async fn an_agent_that_forgot_a_file_creates_it_in_a_further_turn() {
             ..scripted_task(agent, &script)
         };
         let done = fixture
+            .client()
             .run_to_end(task_requiring_file(&path, MissingPolicy::Unspecified, spec))
             .await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
@@ -131,8 +98,9 @@ async fn an_agent_that_forgot_a_file_creates_it_in_a_further_turn() {
         let used = (usage.input_tokens, usage.output_tokens);
         assert_eq!(used, (requests * input, requests * output), "{agent}");
         assert_eq!(fixture.notice_count(), round + 1, "{agent}");
-        let shown = BATON
-            .run(fixture.relay.data(), &["output", &done.task_id])
+        let shown = fixture
+            .servers
+            .run_command(&["output", &done.task_id])
             .await
             .stdout;
         assert!(
@@ -143,28 +111,6 @@ async fn an_agent_that_forgot_a_file_creates_it_in_a_further_turn() {
             shown.contains("The agent was asked to create them and has another turn."),
             "{agent}: the output shows the further turn: {shown}"
         );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_file_missing_after_two_notices_fails_the_attempt() {
-    let fixture = FurtherTurnsFixture::start().await;
-    for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
-        let spec = scripted_task(agent, "say Done.");
-        let failed = fixture
-            .run_to_end(task_requiring_file(
-                "never/made",
-                MissingPolicy::Reject,
-                spec,
-            ))
-            .await;
-        assert_eq!(failed.state(), TaskState::Failed, "{agent}: {failed:?}");
-        let [attempt] = &failed.attempts[..] else {
-            panic!("{agent}: one attempt: {failed:?}");
-        };
-        assert_eq!(attempt.failure_code, "receipts_missing", "{agent}");
-        assert!(attempt.message.contains("never/made: missing"), "{agent}");
-        assert_eq!(fixture.notice_count(), 2 * (round + 1), "{agent}");
     }
 }
 
@@ -182,6 +128,7 @@ async fn agents_that_get_no_further_turn_get_no_notice() {
     ] {
         let before = fixture.notice_count();
         let failed = fixture
+            .client()
             .run_to_end(task_requiring_file(
                 "never/made",
                 policy,
@@ -201,7 +148,7 @@ async fn a_further_turn_survives_a_killed_daemon() {
     for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
         let (path, gate) = (
             format!("kept/{agent}"),
-            fixture.dir.path().join(format!("gate-{agent}")),
+            fixture.dir().join(format!("gate-{agent}")),
         );
         let script = format!(
             "say Done.; again; until {}; write {path} x; say Made.",
@@ -213,9 +160,9 @@ async fn a_further_turn_survives_a_killed_daemon() {
             (fixture.notice_count() == round + 1).then_some(())
         })
         .await;
-        fixture.restart_killed_daemon().await;
+        fixture.servers.kill_and_restart_daemon().await;
         std::fs::write(&gate, "").expect("a file can be written");
-        let done = fixture.wait_for_end(&task).await;
+        let done = fixture.client().wait_for_end(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
         assert_eq!((&done.result[..], done.attempts.len()), (&b"Made."[..], 1));
         let usage = done.attempts[0]
@@ -230,24 +177,4 @@ async fn a_further_turn_survives_a_killed_daemon() {
         );
         assert_eq!(fixture.notice_count(), round + 1, "{agent}: one notice");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_canceled_further_turn_reports_the_usage_of_all_turns() {
-    let fixture = FurtherTurnsFixture::start().await;
-    let spec = scripted_task("claude", "say Done.; again; say On it.; stall");
-    let spec = task_requiring_file("never/made", MissingPolicy::Reject, spec);
-    let task = fixture.client().submit(spec).await;
-    poll_until("the agent to get the notice", || {
-        (fixture.notice_count() == 1).then_some(())
-    })
-    .await;
-    fixture.client().cancel(&task.task_id).await;
-    let canceled = fixture.wait_for_end(&task).await;
-    assert_eq!(canceled.state(), TaskState::Canceled, "{canceled:?}");
-    let usage = canceled.attempts[0]
-        .usage
-        .clone()
-        .expect("the attempt has usage");
-    assert!(usage.output_tokens >= 7, "{usage:?}");
 }

@@ -7,14 +7,13 @@ use std::path::Path;
 use baton_daemon::AgentWire;
 use baton_proto::v1::{
     Input, InputOutcome, InputState, ListInputsRequest, OnInputTimeout, OutputKind,
-    PermissionEffect, PermissionRule, Role, Task, TaskSpec, TaskState,
+    PermissionEffect, PermissionRule, Task, TaskSpec, TaskState,
 };
 use baton_tests::{
-    CommandOutput, DaemonProcess, PassedTraffic, RelayProcess, TcpProxy, TestClient, agent_task,
+    CommandOutput, PassedTraffic, RelayAndDaemon, RelayProcess, TcpProxy, TestClient, agent_task,
     wait_within,
 };
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::BATON;
 use crate::agents::shell_agents;
@@ -22,40 +21,25 @@ use crate::agents::shell_agents::{SHELL_AGENTS, agent_of_wire};
 
 /// A relay and a daemon as processes, with one asking agent of each kind.
 pub(crate) struct AskingAgentsFixture {
-    relay: RelayProcess,
+    pub(crate) servers: RelayAndDaemon,
     pub(crate) client: TestClient,
-    _daemon: DaemonProcess,
-    pub(crate) dir: TempDir,
 }
 
 pub(crate) async fn start_fixture() -> AskingAgentsFixture {
-    let relay = RelayProcess::start(BATON).await;
-    let url = relay.admin().url().to_owned();
-    start_fixture_at(relay, &url).await
+    let servers = RelayAndDaemon::start_with_config(BATON, daemon_config).await;
+    let client = servers.client().clone();
+    AskingAgentsFixture { servers, client }
 }
 
 /// The same with the daemon behind a proxy.
 async fn start_fixture_behind_proxy() -> (AskingAgentsFixture, TcpProxy) {
     let relay = RelayProcess::start(BATON).await;
-    let wire = TcpProxy::start_to(relay.admin().url()).await;
-    let url = wire.url();
-    (start_fixture_at(relay, &url).await, wire)
-}
-
-async fn start_fixture_at(relay: RelayProcess, url: &str) -> AskingAgentsFixture {
-    let client = relay.admin().clone();
-    let (_, secret) = client.create_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("daemon.toml");
-    std::fs::write(&file, daemon_config(dir.path())).expect("the file can be written");
-    let more = ["--config", file.to_str().expect("a UTF-8 path")];
-    let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", (url, &secret), &more).await;
-    AskingAgentsFixture {
-        relay,
-        client,
-        _daemon: daemon,
-        dir,
-    }
+    let (client, wire) = (
+        relay.admin().clone(),
+        TcpProxy::start_to(relay.admin().url()).await,
+    );
+    let servers = RelayAndDaemon::start_at(BATON, relay, wire.url(), daemon_config).await;
+    (AskingAgentsFixture { servers, client }, wire)
 }
 
 fn daemon_config(dir: &Path) -> String {
@@ -70,7 +54,7 @@ fn daemon_config(dir: &Path) -> String {
 
 impl AskingAgentsFixture {
     pub(crate) async fn run_command(&self, arguments: &[&str]) -> CommandOutput {
-        BATON.run(self.relay.data(), arguments).await
+        self.servers.run_command(arguments).await
     }
 
     /// The inputs of this task in `baton inbox`.
@@ -90,19 +74,15 @@ impl AskingAgentsFixture {
 
     async fn submit_spec_until_asked(&self, spec: TaskSpec) -> (Task, Input) {
         let task = self.client.submit(spec).await;
-        let input = shell_agents::wait_for_input(&self.client, &task).await;
-        (task, input)
+        let mut open = self.client.wait_for_inputs(&task.task_id, 1).await;
+        assert_eq!(open.len(), 1, "{open:?}");
+        (task, open.remove(0))
     }
 
     /// Checks that the task completed in one attempt with this result, and that the agent
     /// received no message twice.
     pub(crate) async fn assert_completed_once(&self, task: &Task, result: &str, what: &str) {
-        self.client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        let done = self.client.get(&task.task_id).await;
+        let done = self.client.wait_for_end(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Completed, "{what}: {done:?}");
         let outcome = (&done.result[..], done.attempts.len());
         assert_eq!(outcome, (result.as_bytes(), 1), "{what}");
@@ -110,6 +90,13 @@ impl AskingAgentsFixture {
         let more = |chunk: &baton_proto::v1::OutputChunk| chunk.kind() == OutputKind::Stderr;
         let errors = shell_agents::read_output(&self.client, task, more).await;
         assert_eq!(errors, "", "{what}");
+    }
+
+    /// Allows an input that may be closed already.
+    async fn answer_again(&self, input: &Input) -> CommandOutput {
+        let (input_id, task_id) = (&*input.input_id, &*input.task_id);
+        self.run_command(&["answer", input_id, "--task", task_id, "--allow"])
+            .await
     }
 
     async fn wait_for_closed_input(&self, task: &Task) -> Input {
@@ -188,19 +175,15 @@ async fn a_question_survives_a_relay_kill_before_and_after_its_answer() {
     let mut fixture = start_fixture().await;
     for (wire, _) in SHELL_AGENTS {
         let (task, input) = fixture.submit_until_asked(wire).await;
-        fixture.relay.kill().await;
-        fixture.relay.start_again().await;
-        fixture.client = fixture.relay.admin().clone();
+        fixture.servers.kill_and_restart_relay().await;
         assert_eq!(
             fixture.inbox_of_task(&task).await.len(),
             1,
             "{wire:?}: the question is still open"
         );
-        shell_agents::answer_permission(&fixture.client, &input, true).await;
+        fixture.client.answer_permission(&input, true).await;
         // An acknowledged answer is durable, so the restarted relay delivers it if necessary.
-        fixture.relay.kill().await;
-        fixture.relay.start_again().await;
-        fixture.client = fixture.relay.admin().clone();
+        fixture.servers.kill_and_restart_relay().await;
         fixture
             .assert_completed_once(&task, "allowed", &format!("{wire:?}"))
             .await;
@@ -214,7 +197,7 @@ async fn an_answer_given_while_the_link_is_cut_is_delivered_once() {
         let (task, input) = fixture.submit_until_asked(wire).await;
         link.set_passed_traffic(PassedTraffic::Nothing);
         link.cut_connections();
-        shell_agents::answer_permission(&fixture.client, &input, true).await;
+        fixture.client.answer_permission(&input, true).await;
         link.set_passed_traffic(PassedTraffic::Both);
         link.cut_connections();
         fixture
@@ -229,7 +212,7 @@ async fn a_killed_answering_client_leaves_one_answer_or_none() {
     for (wire, _) in SHELL_AGENTS {
         let (task, input) = fixture.submit_until_asked(wire).await;
         for _ in 0..3 {
-            let mut command = BATON.command(fixture.relay.data());
+            let mut command = BATON.command(fixture.servers.relay.data());
             let mut client = command
                 .args(["answer", &input.input_id, "--allow"])
                 .spawn()
@@ -239,14 +222,7 @@ async fn a_killed_answering_client_leaves_one_answer_or_none() {
                 .await
                 .unwrap();
         }
-        let again = [
-            "answer",
-            &input.input_id,
-            "--task",
-            &task.task_id,
-            "--allow",
-        ];
-        let output = fixture.run_command(&again).await;
+        let output = fixture.answer_again(&input).await;
         assert_eq!(output.code, Some(0), "{wire:?}: {output:?}");
         fixture
             .assert_completed_once(&task, "allowed", &format!("{wire:?}"))
@@ -283,13 +259,7 @@ async fn an_unanswered_question_is_denied_fails_or_parks_the_task() {
         let (task, input) = fixture
             .submit_spec_until_asked(task_with_input_timeout(agent, OnInputTimeout::Fail))
             .await;
-        fixture
-            .client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        let done = fixture.client.get(&task.task_id).await;
+        let done = fixture.client.wait_for_end(&task.task_id).await;
         let ended = (done.state(), done.attempts[0].failure_code.as_str());
         assert_eq!(
             ended,
@@ -300,14 +270,7 @@ async fn an_unanswered_question_is_denied_fails_or_parks_the_task() {
             fixture.wait_for_closed_input(&task).await.outcome(),
             InputOutcome::Expired
         );
-        let late = [
-            "answer",
-            &input.input_id,
-            "--task",
-            &task.task_id,
-            "--allow",
-        ];
-        let late = fixture.run_command(&late).await;
+        let late = fixture.answer_again(&input).await;
         assert_eq!(late.code, Some(1), "{late:?}");
 
         let (task, _) = fixture
@@ -326,26 +289,13 @@ async fn a_canceled_attempt_closes_its_questions() {
     for (wire, _) in SHELL_AGENTS {
         let (task, input) = fixture.submit_until_asked(wire).await;
         fixture.client.cancel(&task.task_id).await;
-        fixture
-            .client
-            .watch(&task.task_id)
-            .await
-            .collect_to_end()
-            .await;
-        let done = fixture.client.get(&task.task_id).await;
+        let done = fixture.client.wait_for_end(&task.task_id).await;
         assert_eq!(done.state(), TaskState::Canceled, "{wire:?}: {done:?}");
         assert_eq!(
             fixture.wait_for_closed_input(&task).await.outcome(),
             InputOutcome::Superseded
         );
-        let late = [
-            "answer",
-            &input.input_id,
-            "--task",
-            &task.task_id,
-            "--allow",
-        ];
-        let late = fixture.run_command(&late).await;
+        let late = fixture.answer_again(&input).await;
         assert_eq!(late.code, Some(1), "{late:?}");
         assert!(fixture.inbox_of_task(&task).await.is_empty());
     }

@@ -11,7 +11,6 @@ use baton_tests::{
 use tonic::Streaming;
 
 use crate::agents::input_answers::start_fixture;
-use crate::agents::shell_agents;
 use crate::agents::shell_agents::agent_of_wire;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,7 +27,7 @@ async fn an_input_watch_shows_open_inputs_and_their_outcome() {
         (first.input_id.as_str(), first.state()),
         (&*input.input_id, InputState::Open)
     );
-    shell_agents::answer_permission(&fixture.client, &input, true).await;
+    fixture.client.answer_permission(&input, true).await;
     let states = [
         next_input(&mut own_watch).await,
         next_input(&mut own_watch).await,
@@ -143,7 +142,11 @@ while read -r more; do printf '%s\n' "$more" >&2; done
 #[tokio::test(flavor = "multi_thread")]
 async fn grouped_questions_are_answered_in_any_order_and_delivered_together() {
     let fixture = start_fixture().await;
-    let path = fixture.dir.path().join(agent_of_wire(AgentWire::Claude).0);
+    let path = fixture
+        .servers
+        .dir
+        .path()
+        .join(agent_of_wire(AgentWire::Claude).0);
     std::fs::write(path, QUESTIONS_SCRIPT).unwrap();
     let task = fixture
         .client

@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use baton_proto::v1::{ListTasksRequest, Task, TaskEventKind, TaskState};
-use baton_tests::{LeaseAgent, McpClient, PassedTraffic, RelayProcess, TcpProxy, wait_within};
+use baton_tests::{PassedTraffic, wait_within};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::BATON;
+use super::mcp_session_end::{ProxiedMcpFixture, SCOPE};
 
-const SCOPE: &str = "reviewers";
 /// Poll interval for state that sends no event.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -20,40 +18,20 @@ enum AnswerLoss {
     RelayKilled,
 }
 
-/// An MCP client of an agent, connected to the relay through a proxy that can drop the answers.
 struct LostAnswersFixture {
-    relay: RelayProcess,
-    proxy: TcpProxy,
-    mcp: McpClient,
-    _token: TempDir,
+    servers: ProxiedMcpFixture,
 }
 
 impl LostAnswersFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let token = dir.path().join("token");
-        std::fs::write(&token, agent.client.token_secret()).expect("a file can be written");
-        let proxy = TcpProxy::start_to(relay.admin().url()).await;
-        let (url, token) = (
-            proxy.url(),
-            token.to_str().expect("a plain path").to_owned(),
-        );
-        let arguments = ["--relay", &url, "--token-file", &token];
-        let tools = McpClient::start(BATON, relay.data(), &arguments).await;
-        Self {
-            relay,
-            proxy,
-            mcp: tools,
-            _token: dir,
-        }
+        let servers = ProxiedMcpFixture::start().await;
+        Self { servers }
     }
 
     /// The only task, if one exists.
     async fn only_task(&self) -> Option<Task> {
         let request = ListTasksRequest::default();
-        let listed = self.relay.admin().tasks().list(request).await;
+        let listed = self.servers.relay.admin().tasks().list(request).await;
         let tasks = listed.expect("tasks are listed").into_inner().tasks;
         assert!(tasks.len() <= 1, "a task was created twice: {tasks:#?}");
         tasks.into_iter().next()
@@ -82,22 +60,24 @@ impl LostAnswersFixture {
         arguments: Value,
     ) -> Value {
         let before = self.revision().await;
-        self.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
-        let call = self.mcp.call_tool(tool, arguments);
+        self.servers
+            .proxy
+            .set_passed_traffic(PassedTraffic::ToRelayOnly);
+        let call = self.servers.mcp.call_tool(tool, arguments);
         tokio::pin!(call);
         tokio::select! {
             response = &mut call => panic!("{tool} was answered: {response:?}"),
             () = self.wait_for_revision_after(before) => {}
         }
         if loss == AnswerLoss::RelayKilled {
-            self.relay.kill().await;
-            self.relay.start_again().await;
+            self.servers.relay.kill().await;
+            self.servers.relay.start_again().await;
         }
-        let dialed = self.proxy.connection_count();
-        self.proxy.cut_connections();
+        let dialed = self.servers.proxy.connection_count();
+        self.servers.proxy.cut_connections();
         let again = async {
             let mut ticks = tokio::time::interval(POLL_INTERVAL);
-            while self.proxy.connection_count() == dialed {
+            while self.servers.proxy.connection_count() == dialed {
                 ticks.tick().await;
             }
         };
@@ -105,33 +85,33 @@ impl LostAnswersFixture {
             response = &mut call => panic!("{tool} was answered: {response:?}"),
             () = wait_within("the MCP server to connect again", again) => {}
         }
-        self.proxy.set_passed_traffic(PassedTraffic::Both);
+        self.servers.proxy.set_passed_traffic(PassedTraffic::Both);
         call.await.into_content()
     }
-}
 
-impl LostAnswersFixture {
     /// Calls a tool, kills the relay once the call is durable, and keeps it down until the MCP
     /// server answers `unavailable`.
     async fn call_until_given_up(&mut self, tool: &str, arguments: Value) {
         let before = self.revision().await;
-        self.proxy.set_passed_traffic(PassedTraffic::ToRelayOnly);
-        let call = self.mcp.call_tool(tool, arguments);
+        self.servers
+            .proxy
+            .set_passed_traffic(PassedTraffic::ToRelayOnly);
+        let call = self.servers.mcp.call_tool(tool, arguments);
         tokio::pin!(call);
         tokio::select! {
             response = &mut call => panic!("{tool} was answered: {response:?}"),
             () = self.wait_for_revision_after(before) => {}
         }
-        self.relay.kill().await;
-        self.proxy.cut_connections();
+        self.servers.relay.kill().await;
+        self.servers.proxy.cut_connections();
         let response = call.await;
         assert_eq!(
             response.error_field("status"),
             "unavailable",
             "{response:?}"
         );
-        self.proxy.set_passed_traffic(PassedTraffic::Both);
-        self.relay.start_again().await;
+        self.servers.proxy.set_passed_traffic(PassedTraffic::Both);
+        self.servers.relay.start_again().await;
     }
 }
 
@@ -144,6 +124,7 @@ async fn a_tool_call_repeated_after_unavailable_takes_effect_once() {
         .call_until_given_up("task_start", goal.clone())
         .await;
     let started = fixture
+        .servers
         .mcp
         .call_tool("task_start", goal)
         .await
@@ -154,6 +135,7 @@ async fn a_tool_call_repeated_after_unavailable_takes_effect_once() {
         .call_until_given_up("task_checkpoint", half.clone())
         .await;
     fixture
+        .servers
         .mcp
         .call_tool("task_checkpoint", half)
         .await
@@ -163,13 +145,14 @@ async fn a_tool_call_repeated_after_unavailable_takes_effect_once() {
         .call_until_given_up("task_complete", done.clone())
         .await;
     let response = fixture
+        .servers
         .mcp
         .call_tool("task_complete", done)
         .await
         .into_content();
     assert_eq!(response["task"]["state"], json!("completed"));
     let task = fixture.only_task().await.expect("one task was created");
-    let whole = fixture.relay.admin().get(&task.task_id).await;
+    let whole = fixture.servers.relay.admin().get(&task.task_id).await;
     let progress = whole.progress.expect("there was a checkpoint");
     assert_eq!((whole.attempts.len(), progress.checkpoint_count), (1, 1));
 }
@@ -217,14 +200,14 @@ async fn assert_every_call_takes_effect_once(loss: AnswerLoss) {
     let task_id = response["task"]["taskId"]
         .as_str()
         .expect("a task has an id");
-    let task = fixture.relay.admin().get(task_id).await;
+    let task = fixture.servers.relay.admin().get(task_id).await;
     assert_eq!(
         (task.state(), task.attempts.len()),
         (TaskState::Completed, 3)
     );
     let progress = task.progress.expect("there was progress");
     assert_eq!((progress.checkpoint_count, progress.evidence.len()), (2, 1));
-    let watch = fixture.relay.admin().watch(task_id).await;
+    let watch = fixture.servers.relay.admin().watch(task_id).await;
     let seen = watch.collect_to_end().await;
     for (kind, times) in [
         (TaskEventKind::Submitted, 1),

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::BATON;
 
-const SCOPE: &str = "reviewers";
+pub(super) const SCOPE: &str = "reviewers";
 /// Much longer than the few seconds that the exit may take, and much shorter than a lease.
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -22,16 +22,16 @@ fn elapsed_since(began: Duration) -> Duration {
     boottime().saturating_sub(began)
 }
 
-/// An MCP client of an agent, connected to the relay through a proxy.
-struct SessionEndFixture {
-    relay: RelayProcess,
-    proxy: TcpProxy,
-    mcp: McpClient,
+/// An MCP client of an agent, connected to the relay through a proxy that can drop messages.
+pub(super) struct ProxiedMcpFixture {
+    pub(super) relay: RelayProcess,
+    pub(super) proxy: TcpProxy,
+    pub(super) mcp: McpClient,
     _token: TempDir,
 }
 
-impl SessionEndFixture {
-    async fn start() -> Self {
+impl ProxiedMcpFixture {
+    pub(super) async fn start() -> Self {
         let relay = RelayProcess::start(BATON).await;
         let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
@@ -83,7 +83,7 @@ impl SessionEndFixture {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_disconnects_leaves_its_task_blocked_at_its_checkpoint() {
-    let fixture = SessionEndFixture::start().await;
+    let fixture = ProxiedMcpFixture::start().await;
     let task_id = fixture.start_held_task().await;
     let checkpoint = json!({"summary": "half of it is reviewed", "cursor": "line 40"});
     fixture
@@ -92,7 +92,7 @@ async fn a_client_that_disconnects_leaves_its_task_blocked_at_its_checkpoint() {
         .await
         .into_content();
     let began = boottime();
-    let SessionEndFixture { relay, mcp, .. } = fixture;
+    let ProxiedMcpFixture { relay, mcp, .. } = fixture;
     assert!(mcp.close().await);
     assert!(
         elapsed_since(began) < LEAVE_LIMIT,
@@ -141,7 +141,7 @@ async fn a_client_that_disconnects_leaves_its_task_blocked_at_its_checkpoint() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_signal_that_stops_the_server_leaves_its_task_blocked() {
     for kind in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut fixture = SessionEndFixture::start().await;
+        let mut fixture = ProxiedMcpFixture::start().await;
         let task_id = fixture.start_held_task().await;
         let began = boottime();
         fixture.mcp.send_signal(kind);
@@ -159,7 +159,7 @@ async fn every_signal_that_stops_the_server_leaves_its_task_blocked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_a_lease_stops_and_changes_nothing() {
-    let mut fixture = SessionEndFixture::start().await;
+    let mut fixture = ProxiedMcpFixture::start().await;
     let task_id = fixture.start_held_task().await;
     fixture
         .mcp
@@ -174,7 +174,7 @@ async fn a_server_without_a_lease_stops_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_with_a_requested_cancel_is_canceled_and_not_parked() {
-    let mut fixture = SessionEndFixture::start().await;
+    let mut fixture = ProxiedMcpFixture::start().await;
     let task_id = fixture.start_held_task().await;
     let request = CancelTaskRequest {
         task_id: task_id.clone(),
@@ -194,7 +194,7 @@ async fn a_task_with_a_requested_cancel_is_canceled_and_not_parked() {
 /// agent does not know that it has the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_the_agent_never_received_returns_to_the_queue() {
-    let mut fixture = SessionEndFixture::start().await;
+    let mut fixture = ProxiedMcpFixture::start().await;
     let spec = baton_tests::agent_scope_spec(SCOPE);
     let task_id = fixture.relay.admin().submit(spec).await.task_id;
     fixture
@@ -229,7 +229,7 @@ async fn a_grant_the_agent_never_received_returns_to_the_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unresponsive_relay_does_not_delay_the_servers_exit() {
-    let mut fixture = SessionEndFixture::start().await;
+    let mut fixture = ProxiedMcpFixture::start().await;
     let task_id = fixture.start_held_task().await;
     fixture.proxy.set_passed_traffic(PassedTraffic::Nothing);
     let began = boottime();
@@ -246,7 +246,7 @@ async fn an_unresponsive_relay_does_not_delay_the_servers_exit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_the_server_at_once() {
-    let mut fixture = SessionEndFixture::start().await;
+    let mut fixture = ProxiedMcpFixture::start().await;
     fixture.start_held_task().await;
     fixture.proxy.set_passed_traffic(PassedTraffic::Nothing);
     fixture.mcp.send_signal(Signal::TERM);

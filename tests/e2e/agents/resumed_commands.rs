@@ -1,8 +1,8 @@
 //! A plain command that is resumed. The instructions and the last checkpoint are in a private
 //! file named by an environment variable, and never on its command line.
 
-use baton_proto::v1::{LifecyclePhase, Role, Task, TaskState};
-use baton_tests::{DaemonProcess, RelayProcess, poll_until};
+use baton_proto::v1::{LifecyclePhase, Task, TaskState};
+use baton_tests::{RelayAndDaemon, poll_until};
 use serde_json::Value;
 
 use crate::BATON;
@@ -17,31 +17,18 @@ tr '\0' ' ' < /proc/$$/cmdline | grep -c 'blue ke[y]' || true
 "#;
 
 struct ResumedCommandsFixture {
-    relay: RelayProcess,
-    daemon: DaemonProcess,
-    _dir: tempfile::TempDir,
+    servers: RelayAndDaemon,
 }
 
 impl ResumedCommandsFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let dir = tempfile::tempdir().expect("a directory");
-        let file = dir.path().join("daemon.toml");
         let agents = "[agents.shell]\nkind = \"command\"\nprogram = \"sh\"\n";
-        std::fs::write(&file, agents).expect("a file can be written");
-        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-        let more = ["--config", file.to_str().expect("a plain path")];
-        let link = (relay.admin().url(), &secret[..]);
-        let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", link, &more).await;
-        Self {
-            relay,
-            daemon,
-            _dir: dir,
-        }
+        let servers = RelayAndDaemon::start_with_config(BATON, |_| agents.to_owned()).await;
+        Self { servers }
     }
 
     async fn run_and_read(&self, arguments: &[&str]) -> String {
-        let output = BATON.run(self.relay.data(), arguments).await;
+        let output = self.servers.run_command(arguments).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
         output.stdout
     }
@@ -51,7 +38,7 @@ impl ResumedCommandsFixture {
         let task: Value =
             serde_json::from_str(&self.run_and_read(&arguments).await).expect("a task as JSON");
         let id = task["taskId"].as_str().expect("the task has an id");
-        self.relay.admin().get(id).await
+        self.servers.client().get(id).await
     }
 }
 
@@ -63,7 +50,7 @@ async fn a_resumed_command_finds_its_instructions_in_a_private_file() {
     for arguments in [from_task, configured] {
         let task = fixture.submit_command(arguments).await;
         let id = task.task_id.as_str();
-        let mut watch = fixture.relay.admin().watch(id).await;
+        let mut watch = fixture.servers.client().watch(id).await;
         let has_output = |event: &baton_proto::v1::TaskEvent| {
             event.phase() == LifecyclePhase::FirstVisibleEventSeen
         };
@@ -88,8 +75,8 @@ async fn a_resumed_command_finds_its_instructions_in_a_private_file() {
             .run_and_read(&[&resume[..], &instructions].concat())
             .await;
         fixture
-            .relay
-            .admin()
+            .servers
+            .client()
             .wait_for_state(id, TaskState::Completed)
             .await;
         let shown = fixture.run_and_read(&["output", id]).await;
@@ -99,7 +86,7 @@ async fn a_resumed_command_finds_its_instructions_in_a_private_file() {
         };
         assert_eq!((mode, on_command_line), ("600", "0"), "{shown}");
         let resume_file: Value = serde_json::from_str(resume_file).expect("one line of JSON");
-        let done = fixture.relay.admin().get(id).await;
+        let done = fixture.servers.client().get(id).await;
         assert_eq!(
             resume_file["previousAttemptId"],
             done.attempts[0].attempt_id
@@ -118,7 +105,7 @@ async fn a_resumed_command_finds_its_instructions_in_a_private_file() {
         );
     }
     poll_until("the file to be gone with its attempt", || {
-        fixture.daemon.has_empty_outbox().then_some(())
+        fixture.servers.daemon.has_empty_outbox().then_some(())
     })
     .await;
 }

@@ -3,14 +3,9 @@
 //! check the bytes an agent receives; other tests use the stand-in.
 
 use baton_daemon::AgentWire;
-use baton_proto::v1::answer_request::Answer;
 use baton_proto::v1::read_output_response::Item;
-use baton_proto::v1::{
-    AnswerRequest, Input, ListInputsRequest, OutputChunk, PermissionReply, ReadOutputRequest,
-    ReadOutputResponse, Task, TaskEventKind,
-};
-use baton_tests::{TestClient, wait_within};
-use tonic::Streaming;
+use baton_proto::v1::{OutputChunk, Task};
+use baton_tests::TestClient;
 
 const CLAUDE_SCRIPT: &str = r#"
 read -r prompt
@@ -76,47 +71,6 @@ pub(crate) const SHELL_AGENTS: [(AgentWire, &str); 3] = [
     (AgentWire::Acp, ACP_SCRIPT),
 ];
 
-pub(crate) async fn wait_for_input(client: &TestClient, task: &Task) -> Input {
-    let mut watch = client.watch(&task.task_id).await;
-    loop {
-        let event = wait_within("the agent to ask", watch.next()).await;
-        let event = event
-            .expect("the watch continues")
-            .expect("the task has not ended");
-        assert_ne!(event.kind(), TaskEventKind::Ended, "{event:?}");
-        if event.kind() == TaskEventKind::InputAsked {
-            break;
-        }
-    }
-    let request = ListInputsRequest {
-        task_id: task.task_id.clone(),
-        ..ListInputsRequest::default()
-    };
-    let mut inputs = client.inputs();
-    let listed = wait_within("a list of inputs", inputs.list_inputs(request)).await;
-    let mut open = listed.expect("inputs can be listed").into_inner().inputs;
-    assert_eq!(open.len(), 1, "{open:?}");
-    open.remove(0)
-}
-
-pub(crate) async fn answer_permission(client: &TestClient, input: &Input, allow: bool) {
-    let reply = PermissionReply {
-        allow,
-        message: "because".to_owned(),
-        ..PermissionReply::default()
-    };
-    let request = AnswerRequest {
-        task_id: input.task_id.clone(),
-        input_id: input.input_id.clone(),
-        answer: Some(Answer::Permission(reply)),
-        ..AnswerRequest::default()
-    };
-    let mut inputs = client.inputs();
-    wait_within("an answer to Answer", inputs.answer(request))
-        .await
-        .expect("the answer is accepted");
-}
-
 pub(crate) fn agent_of_wire(wire: AgentWire) -> (&'static str, &'static str) {
     match wire {
         AgentWire::Claude => ("a", "claude"),
@@ -130,27 +84,13 @@ pub(crate) async fn read_output(
     task: &Task,
     wanted: impl Fn(&OutputChunk) -> bool,
 ) -> String {
-    let request = ReadOutputRequest {
-        task_id: task.task_id.clone(),
-        ..ReadOutputRequest::default()
-    };
-    let mut tasks = client.tasks();
-    let opened = wait_within("output to open", tasks.read_output(request)).await;
-    let mut pieces = opened.expect("output can be read").into_inner();
     let mut text = String::new();
-    while let Some(piece) = next_piece(&mut pieces).await {
-        match piece.item {
-            Some(Item::Chunk(chunk)) if wanted(&chunk) => {
-                text += &String::from_utf8_lossy(&chunk.data);
-            }
-            Some(Item::Chunk(_) | Item::Cut(_)) | None => {}
-            Some(Item::End(_)) => break,
+    for item in client.read_stored_output(&task.task_id).await {
+        if let Item::Chunk(chunk) = item
+            && wanted(&chunk)
+        {
+            text += &String::from_utf8_lossy(&chunk.data);
         }
     }
     text
-}
-
-async fn next_piece(pieces: &mut Streaming<ReadOutputResponse>) -> Option<ReadOutputResponse> {
-    let piece = wait_within("output", pieces.message()).await;
-    piece.expect("the output stream continues")
 }

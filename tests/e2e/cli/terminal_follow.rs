@@ -1,49 +1,33 @@
 //! `baton submit --follow` at a terminal: questions of the agent are shown there and answered
 //! with keys, and an answer given elsewhere is shown with its author.
 
+use std::path::Path;
+
 use baton_proto::v1::{InputState, ListInputsRequest, ListTasksRequest, Task, TaskState};
-use baton_tests::{
-    DaemonProcess, PseudoTerminal, RelayProcess, TestClient, standin_agents_toml, wait_within,
-};
-use tempfile::TempDir;
+use baton_tests::{PseudoTerminal, RelayAndDaemon, TestClient, standin_agents_toml, wait_within};
 
 use crate::{BATON, STANDIN};
 
 /// A relay, and a daemon with stand-ins.
 struct TerminalFixture {
-    relay: RelayProcess,
-    _daemon: DaemonProcess,
-    _dir: TempDir,
+    servers: RelayAndDaemon,
 }
 
 impl TerminalFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let file = dir.path().join("daemon.toml");
-        std::fs::write(&file, standin_agents_toml(STANDIN, &[])).expect("a file can be written");
-        let more = ["--config", file.to_str().expect("a UTF-8 path")];
-        let (_, secret) = relay
-            .admin()
-            .create_token("", baton_proto::v1::Role::Daemon)
-            .await;
-        let link = (relay.admin().url(), secret.as_str());
-        let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", link, &more).await;
-        Self {
-            relay,
-            _daemon: daemon,
-            _dir: dir,
-        }
+        let config = |_: &Path| standin_agents_toml(STANDIN, &[]);
+        let servers = RelayAndDaemon::start_with_config(BATON, config).await;
+        Self { servers }
     }
 
     /// Submits a stand-in script and follows it at a pseudo-terminal.
     fn follow_script(&self, agent: &str, script: &str) -> PseudoTerminal {
         let arguments = ["submit", "--follow", "--agent", agent, "--prompt", script];
-        PseudoTerminal::run(BATON, self.relay.data(), &arguments)
+        PseudoTerminal::run(BATON, self.servers.relay.data(), &arguments)
     }
 
     fn client(&self) -> &TestClient {
-        self.relay.admin()
+        self.servers.client()
     }
 
     /// The only task.
@@ -55,6 +39,11 @@ impl TerminalFixture {
         assert_eq!(tasks.len(), 1, "{tasks:#?}");
         self.client().get(&tasks.remove(0).task_id).await
     }
+}
+
+async fn assert_exit_code(terminal: &mut PseudoTerminal, code: i32) {
+    let exit_code = terminal.wait_for_exit().await;
+    assert_eq!(exit_code, Some(code), "{}", terminal.screen());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,12 +74,7 @@ async fn permissions_and_questions_are_answered_with_keys() {
             terminal.type_keys("2\n");
         }
         terminal.wait_for_text("done with it").await;
-        assert_eq!(
-            terminal.wait_for_exit().await,
-            Some(0),
-            "{}",
-            terminal.screen()
-        );
+        assert_exit_code(&mut terminal, 0).await;
         let task = fixture.only_task().await;
         assert_eq!(task.state(), TaskState::Completed, "{agent}");
         // The stand-in prints the answers that it received.
@@ -119,12 +103,7 @@ async fn the_n_key_denies_and_enter_leaves_the_question_open() {
     assert_eq!(open.len(), 1, "{open:?}");
     fixture.client().answer_permission(&open[0], true).await;
     terminal.wait_for_text("over").await;
-    assert_eq!(
-        terminal.wait_for_exit().await,
-        Some(0),
-        "{}",
-        terminal.screen()
-    );
+    assert_exit_code(&mut terminal, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,12 +115,7 @@ async fn ctrl_c_during_a_question_leaves_task_and_question_open() {
     terminal.type_keys("y\x03");
     terminal.wait_for_text("detached; the task continues").await;
     terminal.wait_for_text("watch it again: baton watch").await;
-    assert_eq!(
-        terminal.wait_for_exit().await,
-        Some(130),
-        "{}",
-        terminal.screen()
-    );
+    assert_exit_code(&mut terminal, 130).await;
     let task = fixture.only_task().await;
     assert_eq!(task.state(), TaskState::Running);
     let open = fixture.client().open_inputs(&task.task_id).await;
@@ -166,12 +140,7 @@ async fn an_answer_given_elsewhere_is_shown_with_its_author() {
     terminal.wait_for_text("allow? [y]es").await;
     terminal.type_keys("n\n");
     terminal.wait_for_text("denied by").await;
-    assert_eq!(
-        terminal.wait_for_exit().await,
-        Some(0),
-        "{}",
-        terminal.screen()
-    );
+    assert_exit_code(&mut terminal, 0).await;
     let request = ListInputsRequest {
         task_id: task.task_id.clone(),
         include_closed: true,
@@ -201,10 +170,5 @@ async fn keys_typed_before_a_question_do_not_answer_it() {
     terminal.wait_for_text("allow? [y]es").await;
     terminal.type_keys("n\n");
     terminal.wait_for_text("denied by").await;
-    assert_eq!(
-        terminal.wait_for_exit().await,
-        Some(0),
-        "{}",
-        terminal.screen()
-    );
+    assert_exit_code(&mut terminal, 0).await;
 }

@@ -50,45 +50,6 @@ async fn up_demo_exit_prints_the_output_and_leaves_no_files() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-#[tokio::test]
-async fn a_second_shell_finds_the_running_relay_without_flags() {
-    let home = tempfile::tempdir().unwrap();
-    let listen = format!("127.0.0.1:{}", unused_port());
-    let mut command = BATON.command(home.path());
-    command.args(["up", "--demo", "--listen", &listen]);
-    let mut up = command.spawn().unwrap();
-    let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
-    let demo = async { while lines.next_line().await.unwrap().as_deref() != Some("completed") {} };
-    wait_within("the demo to complete", demo).await;
-
-    // Only the data directory is shared: token file and address are read from it.
-    let listed = BATON.run(home.path(), &["tasks", "--json"]).await;
-    assert_eq!(listed.code, Some(0), "{listed:?}");
-    let ran = BATON
-        .run(
-            home.path(),
-            &["submit", "--json", "--wait", "--", "sh", "-c", "echo hi"],
-        )
-        .await;
-    assert_eq!(
-        (ran.code, &ran.stdout_json()["state"]),
-        (Some(0), &"completed".into()),
-        "{ran:?}"
-    );
-    let listed = BATON.run(home.path(), &["tasks", "--json"]).await;
-    assert!(
-        listed
-            .stdout
-            .contains(ran.stdout_json()["taskId"].as_str().unwrap()),
-        "{listed:?}"
-    );
-
-    let pid = Pid::from_raw(up.id().unwrap().cast_signed()).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
-    let ended = wait_within("up to stop", up.wait()).await.unwrap();
-    assert_eq!(ended.code(), Some(0));
-}
-
 /// A running `baton up` and its standard error.
 struct RunningUpCommand {
     process: Child,

@@ -3,7 +3,7 @@
 
 use baton_daemon::AgentWire;
 use baton_proto::v1::{Role, TaskState};
-use baton_tests::{CommandOutput, DaemonProcess, RelayProcess};
+use baton_tests::{CommandOutput, RelayAndDaemon, RelayProcess};
 
 use crate::agents::input_answers::start_fixture;
 use crate::{BATON, STANDIN};
@@ -68,11 +68,7 @@ async fn an_open_question_is_shown_in_the_list_and_in_show() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_turn_names_the_turn_before_it() {
-    let relay = RelayProcess::start(BATON).await;
-    let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-    let url = relay.admin().url().to_owned();
-    let _daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
+    let servers = RelayAndDaemon::start(BATON).await;
     let turn = [
         "submit",
         "--conversation",
@@ -83,27 +79,22 @@ async fn a_waiting_turn_names_the_turn_before_it() {
         "1",
         "pause",
     ];
-    let first = BATON
-        .run(relay.data(), &turn)
-        .await
-        .stdout
-        .trim()
-        .to_owned();
-    relay
-        .admin()
+    let first = servers.run_command(&turn).await.stdout.trim().to_owned();
+    servers
+        .client()
         .wait_for_state(&first, TaskState::Running)
         .await;
-    let submitted = BATON.run(relay.data(), &turn).await;
+    let submitted = servers.run_command(&turn).await;
     let second = submitted.stdout.trim();
     let reason = format!("turn {first} of its conversation has to end first");
     assert!(submitted.stderr.contains(&reason), "{submitted:?}");
-    let shown = BATON.run(relay.data(), &["show", second]).await;
+    let shown = servers.run_command(&["show", second]).await;
     assert!(
         line_with(&shown, "waits for:").contains("conversation"),
         "{shown:?}"
     );
     assert!(line_with(&shown, "next:").contains(&reason), "{shown:?}");
-    let listed = BATON.run(relay.data(), &["tasks"]).await;
+    let listed = servers.run_command(&["tasks"]).await;
     let mut lines = listed.stdout.lines();
     assert!(
         lines.any(|line| line.starts_with(second) && line.contains(&reason)),

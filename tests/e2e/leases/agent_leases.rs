@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use baton_proto::unpack_error_detail;
 use baton_proto::v1::{
-    AttemptState, EndedBy, ListTasksRequest, TaskEvent, TaskEventKind, TaskSpec, TaskState,
-    WaitsFor,
+    AttemptState, EndedBy, ListTasksRequest, TaskEvent, TaskEventKind, TaskState, WaitsFor,
 };
 use baton_tests::{
-    EmbeddedRelay, GrantedLease, LeaseAgent, agent_scope_spec, agent_task, error_code, join_all,
-    wait_within, with_retry_on_loss,
+    EmbeddedRelay, GrantedLease, LeaseAgent, agent_scope_spec, error_code, join_all,
+    with_retry_on_loss,
 };
 use tonic::{Code, Status};
 
@@ -229,11 +228,26 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
                 .is_none()
         );
     }
+    assert_bad_starts_refused(&agent).await;
     assert_eq!(admin.commit_seq().await, before, "nothing was written");
     agent
         .complete(&lease, "done")
         .await
         .expect("the agent still has its lease");
+}
+
+/// A start without a key, and one for a scope that is not the agent's.
+async fn assert_bad_starts_refused(agent: &LeaseAgent) {
+    for (spec, key, code) in [
+        (agent_scope_spec(SCOPE), "", "missing"),
+        (agent_scope_spec("writers"), "k2", "conflicting_fields"),
+    ] {
+        let refused = agent.start(spec, key).await;
+        assert_eq!(
+            refusal_codes(refused),
+            expected_codes(Code::InvalidArgument, code)
+        );
+    }
 }
 
 /// The codes with which every call under this lease is refused.
@@ -270,105 +284,4 @@ async fn a_cancel_is_returned_by_renew_and_confirmed_by_the_agent() {
     assert_eq!(canceled.state(), TaskState::Canceled);
     let cancel = canceled.cancel.expect("the cancel is shown");
     assert!(cancel.delivered_at.is_some() && cancel.confirmed_at.is_some());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_for_agents_is_never_offered_to_a_daemon() {
-    let relay = EmbeddedRelay::start().await;
-    let mut daemon = relay.start_scripted_daemon(&["anyone"]).await;
-    let for_agents = relay.admin().submit(agent_scope_spec(SCOPE)).await;
-    let plain = relay.admin().submit(agent_task("anyone")).await;
-    let offered = daemon.next_dispatch().await;
-    assert_eq!(
-        offered.attempt_ref.task_id, plain.task_id,
-        "the older task is only for agents"
-    );
-    assert_eq!(
-        relay.admin().get(&for_agents.task_id).await.state(),
-        TaskState::Queued
-    );
-    let both = TaskSpec {
-        agent_held: false,
-        ..agent_scope_spec(SCOPE)
-    };
-    let both = relay.admin().submit(both).await;
-    assert_eq!(
-        daemon.next_dispatch().await.attempt_ref.task_id,
-        both.task_id
-    );
-    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
-    let taken = agent.claim(&both.task_id).await;
-    assert_eq!(
-        refusal_codes(taken),
-        expected_codes(Code::Aborted, "already_taken")
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_agents_lease_survives_a_relay_restart() {
-    let relay = EmbeddedRelay::start().await;
-    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
-    let lease = agent
-        .start(agent_scope_spec(SCOPE), "k")
-        .await
-        .expect("the task starts");
-    let secret = agent.client.token_secret().to_owned();
-    let relay = relay.restart().await;
-    let agent = LeaseAgent {
-        client: relay.admin().with_token(&secret),
-        name: "ada".to_owned(),
-    };
-    wait_within("a renewal", agent.renew(&lease))
-        .await
-        .expect("the agent has the lease");
-    let again = agent.start(agent_scope_spec(SCOPE), "k").await;
-    assert_eq!(
-        refusal_codes(again),
-        expected_codes(Code::Aborted, "already_taken")
-    );
-    let done = agent
-        .complete(&lease, "done")
-        .await
-        .expect("the completion is accepted");
-    assert_eq!(
-        (done.state(), done.attempt_count),
-        (TaskState::Completed, 1)
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn invalid_agent_calls_are_refused_before_any_lookup() {
-    let relay = EmbeddedRelay::start().await;
-    let agent = LeaseAgent::new(relay.admin(), "ada", SCOPE).await;
-    let lease = agent
-        .start(agent_scope_spec(SCOPE), "k")
-        .await
-        .expect("the task starts");
-    let mut unknown = lease.clone();
-    unknown.lease_ref.task_id = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10".to_owned();
-    let mut forged = lease.clone();
-    forged
-        .lease_ref
-        .token
-        .as_mut()
-        .expect("the lease has a token")
-        .value = vec![0; 32].into();
-    let foreign = LeaseAgent::of_tenant(relay.admin(), "theirs", "mallory", SCOPE).await;
-    for (caller, wrong_lease) in [(&agent, &unknown), (&agent, &forged), (&foreign, &lease)] {
-        let blank = caller.fail(wrong_lease, " \n ").await;
-        assert_eq!(
-            refusal_codes(blank),
-            expected_codes(Code::InvalidArgument, "blank")
-        );
-    }
-    let keyless = agent.start(agent_scope_spec(SCOPE), "").await;
-    assert_eq!(
-        refusal_codes(keyless),
-        expected_codes(Code::InvalidArgument, "missing")
-    );
-    let elsewhere = agent.start(agent_scope_spec("writers"), "k2").await;
-    assert_eq!(
-        refusal_codes(elsewhere),
-        expected_codes(Code::InvalidArgument, "conflicting_fields")
-    );
 }

@@ -10,7 +10,8 @@ use baton_proto::v1::{
 };
 use baton_tests::{
     DaemonProcess, FrameTap, RelayProcess, ScriptedDaemon, TappedFrame, TestClient, TestClock,
-    agent_task, command_task, hello, poll_until, wait_until_marked_gone, wait_within,
+    agent_task, command_task, hello, poll_until, task_until_file, wait_until_marked_gone,
+    wait_within,
 };
 
 use crate::{BATON, STANDIN};
@@ -18,17 +19,6 @@ use crate::{BATON, STANDIN};
 const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 /// Half a day: more than any clock of this machine drifts within a test.
 const HALF_A_DAY_MS: u64 = 12 * 60 * 60 * 1_000;
-
-fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
-        file.display()
-    );
-    TaskSpec {
-        lease_ttl_ms: Some(5_000),
-        ..command_task("sh", &["-c", &script], mark)
-    }
-}
 
 /// The length of each of the three timers under test.
 const TIMER_MS: u64 = 3_000;
@@ -63,7 +53,11 @@ async fn a_wall_clock_change_of_a_day_ends_no_attempt() {
     let worker = worker_clock.apply_to(BATON);
     let mut daemon = DaemonProcess::start(worker, dir.path(), "jumps", &tap.url(), &secret).await;
     let go_on = dir.path().join("go-on");
-    let task = client.submit(task_until_file(&go_on, "jumps")).await;
+    let spec = TaskSpec {
+        lease_ttl_ms: Some(5_000),
+        ..task_until_file(&go_on, "jumps")
+    };
+    let task = client.submit(spec).await;
     client
         .wait_for_state(&task.task_id, TaskState::Running)
         .await;

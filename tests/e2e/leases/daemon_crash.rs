@@ -63,11 +63,6 @@ impl DaemonCrashFixture {
         self.daemon = start_daemon(&self.boot, self.dir.path(), &self.client, &self.secret).await;
     }
 
-    pub(super) async fn kill_and_restart_daemon(&mut self) {
-        self.daemon.kill().await;
-        self.restart_daemon().await;
-    }
-
     /// Submits a task, waits until its child runs, and returns the ids of task and attempt.
     pub(super) async fn submit_until_running(
         &self,
@@ -275,34 +270,6 @@ async fn wait_for_termination(client: &TestClient, task_id: &str) -> Termination
         }
     })
     .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_ended_without_a_daemon_is_reported_by_the_next_one() {
-    let mut machine = DaemonCrashFixture::start().await;
-    let go_on = machine.dir.path().join("go-on");
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished; echo oops >&2",
-        go_on.display()
-    );
-    let (task, attempt) = machine
-        .submit_until_running(command_task("sh", &["-c", &script], "finished"), "finished")
-        .await;
-    machine.daemon.kill().await;
-    std::fs::write(&go_on, "").unwrap();
-    poll_until("child and shim to be gone", || {
-        attempt_processes(&attempt).is_empty().then_some(())
-    })
-    .await;
-    machine.restart_daemon().await;
-    machine
-        .client
-        .wait_for_state(&task, TaskState::Completed)
-        .await;
-    let done = machine.client.get(&task).await;
-    assert_eq!(done.attempts.len(), 1);
-    let output = machine.client.read_output_to_end(&task).await;
-    assert_eq!(String::from_utf8_lossy(&output), "begun\nfinished\noops\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]

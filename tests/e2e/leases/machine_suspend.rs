@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    AttemptState, DeadlineProfile, RetryPolicy, Role, TaskEventKind, TaskSpec, TaskState,
-    Termination, WhenUnsafe, daemon_frame,
+    AttemptState, DeadlineProfile, Role, TaskEventKind, TaskSpec, TaskState, Termination,
+    daemon_frame,
 };
 use baton_tests::{
     DaemonProcess, FrameTap, RelayProcess, TappedFrame, TestClient, TestClock, attempt_processes,
-    command_task, marked_processes, poll_until, wait_until_marked_gone,
+    command_task, is_stopped, marked_processes, poll_until, task_until_file,
+    wait_until_marked_gone, with_retry_on_loss,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,15 +29,9 @@ const SHORT_LEASE: Duration = Duration::from_secs(5);
 
 fn with_lease(spec: TaskSpec, lease: Duration) -> TaskSpec {
     TaskSpec {
-        lease_ttl_ms: u64::try_from(lease.as_millis()).ok(),
         // Deadlines use the same clocks. Without them only the lease can end the attempt.
         profile: Some(DeadlineProfile::default()),
-        retry: Some(RetryPolicy {
-            when_unsafe: WhenUnsafe::Retry.into(),
-            backoff_initial_ms: Some(10),
-            ..RetryPolicy::default()
-        }),
-        ..spec
+        ..with_retry_on_loss(spec, lease)
     }
 }
 
@@ -49,12 +44,6 @@ fn signal_all(pids: &[u32], signal: Signal) {
             Err(error) => panic!("{error}"),
         }
     }
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    rest.trim_start().starts_with('T')
 }
 
 /// A daemon with its own clock behind a frame tap, and a relay with the real clock.
@@ -103,9 +92,7 @@ impl SuspendFixture {
         let spec = with_lease(command_task(STANDIN, &arguments, mark), LONG_LEASE);
         let task_id = self.client.submit(spec).await.task_id;
         let mut watch = self.client.watch(&task_id).await;
-        watch
-            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-            .await;
+        watch.wait_for_output().await;
         poll_until("the grandchild to run", || {
             (marked_processes(mark).len() == 2).then_some(())
         })
@@ -316,22 +303,16 @@ async fn a_relay_suspended_for_an_hour_expires_no_lease_renewed_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let _daemon = DaemonProcess::start(BATON, dir.path(), "awake", &tap.url(), &secret).await;
     let go_on = dir.path().join("go-on");
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
-        go_on.display()
-    );
     let mut attempts = Vec::new();
     for number in 0..3 {
-        let spec = command_task("sh", &["-c", &script], &format!("awake-{number}"));
+        let spec = task_until_file(&go_on, &format!("awake-{number}"));
         let spec = TaskSpec {
             total_ms: Some(24 * 60 * 60 * 1_000),
             ..with_lease(spec, SHORT_LEASE)
         };
         let task = client.submit(spec).await.task_id;
         let mut watch = client.watch(&task).await;
-        watch
-            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-            .await;
+        watch.wait_for_output().await;
         let attempt = client.get(&task).await.attempts[0].attempt_id.clone();
         attempts.push((task, attempt));
     }

@@ -2,16 +2,13 @@
 //! successor can take the attempts over; the extension survives a restart of the relay. If no
 //! successor comes, the shims kill the attempts before another daemon may run the task.
 
-use std::path::Path;
 use std::time::Duration;
 
 use baton_daemon::Clock;
-use baton_proto::v1::{
-    AttemptState, RetryPolicy, Role, TaskEventKind, TaskSpec, TaskState, WhenUnsafe,
-};
+use baton_proto::v1::{Role, TaskEventKind, TaskSpec, TaskState};
 use baton_tests::{
-    DaemonProcess, RelayProcess, TestClient, attempt_processes, command_task, marked_processes,
-    poll_until, wait_until_marked_gone,
+    DaemonProcess, RelayProcess, TestClient, assert_counted_lines, attempt_processes, command_task,
+    counting_task, marked_processes, poll_until, wait_until_marked_gone, with_retry_on_loss,
 };
 use tempfile::TempDir;
 
@@ -53,9 +50,7 @@ impl PlannedRestartFixture {
     async fn submit_until_running(&self, spec: TaskSpec) -> (String, String) {
         let task = self.client.submit(spec).await.task_id;
         let mut watch = self.client.watch(&task).await;
-        watch
-            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-            .await;
+        watch.wait_for_output().await;
         let attempt = self.client.get(&task).await.attempts.remove(0);
         (task, attempt.attempt_id)
     }
@@ -86,29 +81,13 @@ fn with_short_lease(spec: TaskSpec) -> TaskSpec {
     }
 }
 
-/// Prints numbered lines until the file exists.
-fn counting_task(file: &Path, mark: &str) -> TaskSpec {
-    let script = format!(
-        "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.05; done; echo last $i",
-        file.display()
-    );
-    with_short_lease(command_task("sh", &["-c", &script], mark))
-}
-
-fn assert_counted_lines(output: &[u8]) {
-    let text = String::from_utf8_lossy(output);
-    let lines = text.lines().count() - 1;
-    let wanted: String = (1..=lines).map(|line| format!("line {line}\n")).collect();
-    assert_eq!(text, format!("{wanted}last {lines}\n"));
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_extension_survives_a_relay_restart_during_a_daemon_restart() {
     let mut fixture = PlannedRestartFixture::new().await;
     let mut daemon = fixture.start_daemon("upgraded", &HAND_OFF_FLAGS).await;
     let go_on = fixture.dir.path().join("go-on");
     let (task, attempt) = fixture
-        .submit_until_running(counting_task(&go_on, "handed-over"))
+        .submit_until_running(with_short_lease(counting_task(&go_on, "handed-over")))
         .await;
     let processes = marked_processes("handed-over");
     assert_eq!(daemon.terminate().await.code(), Some(0));
@@ -155,14 +134,7 @@ async fn an_unused_lease_extension_ends_with_all_processes_dead() {
         "ignore-term",
         "pause",
     ];
-    let spec = TaskSpec {
-        retry: Some(RetryPolicy {
-            when_unsafe: WhenUnsafe::Retry.into(),
-            backoff_initial_ms: Some(10),
-            ..RetryPolicy::default()
-        }),
-        ..with_short_lease(command_task(STANDIN, &arguments, "left-alone"))
-    };
+    let spec = with_retry_on_loss(command_task(STANDIN, &arguments, "left-alone"), LEASE);
     let (task, first) = fixture.submit_until_running(spec).await;
     poll_until("the grandchild to run", || {
         (marked_processes("left-alone").len() == 2).then_some(())
@@ -205,7 +177,7 @@ async fn attempts_continue_over_planned_relay_restarts() {
     let _daemon = fixture.start_daemon("loyal", &[]).await;
     let go_on = fixture.dir.path().join("go-on");
     let (task, attempt) = fixture
-        .submit_until_running(counting_task(&go_on, "loyal"))
+        .submit_until_running(with_short_lease(counting_task(&go_on, "loyal")))
         .await;
     for _ in 0..3 {
         assert_eq!(fixture.relay.terminate().await.code(), Some(0));

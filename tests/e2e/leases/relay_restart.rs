@@ -3,10 +3,7 @@
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{Role, TaskState};
-use baton_tests::{
-    DaemonProcess, RelayProcess, ScriptedDaemon, agent_task, command_task, hello, poll_until,
-    wait_until_marked_gone,
-};
+use baton_tests::{RelayProcess, ScriptedDaemon, agent_task, hello};
 
 use crate::BATON;
 
@@ -71,54 +68,4 @@ async fn a_restarted_relay_keeps_running_and_offered_attempts() {
         .iter()
         .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));
     assert!(refused.is_none(), "{refused:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_child_continues_while_its_relay_is_down_and_runs_once() {
-    let mut relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let (_, secret) = client.create_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
-    let mut daemon = DaemonProcess::start(BATON, dir.path(), "real", client.url(), &secret).await;
-    let (go_on, runs) = (dir.path().join("go-on"), dir.path().join("runs"));
-    let script = format!(
-        "echo $BATON_ATTEMPT_ID >> {}; echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
-        runs.display(),
-        go_on.display()
-    );
-    let task = client
-        .submit(command_task("sh", &["-c", &script], "restart"))
-        .await;
-    poll_until("the child to run", || runs.exists().then_some(())).await;
-
-    relay.kill().await;
-    relay.start_again().await;
-
-    std::fs::write(&go_on, "").unwrap();
-    client
-        .wait_for_state(&task.task_id, TaskState::Completed)
-        .await;
-    let done = client.get(&task.task_id).await;
-    let lines = std::fs::read_to_string(&runs).unwrap();
-    let ran: Vec<&str> = lines.lines().collect();
-    assert_eq!(
-        ran,
-        [done.attempts[0].attempt_id.as_str()],
-        "the child ran once"
-    );
-    assert_eq!(
-        client.read_output_to_end(&task.task_id).await,
-        b"begun\nfinished\n"
-    );
-    wait_until_marked_gone("restart").await;
-    assert_eq!(
-        daemon.terminate().await.code(),
-        Some(0),
-        "a drained daemon exits with 0"
-    );
-    assert_eq!(
-        relay.terminate().await.code(),
-        Some(0),
-        "a stopped relay exits with 0"
-    );
 }

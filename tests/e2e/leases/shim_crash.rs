@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_proto::v1::{AttemptState, TaskEventKind, TaskSpec, TaskState, Termination};
 use baton_tests::{
     attempt_processes, attempt_shim, boottime, command_task, marked_processes, poll_until,
-    send_signal, wait_until_marked_gone, wait_within, with_retry_on_loss,
+    send_signal, task_until_file, wait_within,
 };
 use rustix::process::Signal;
 
@@ -135,11 +135,7 @@ async fn a_stopped_shim_is_killed_in_time_by_its_daemon() {
 async fn stuck_shims_delay_no_other_attempt_and_continue_when_they_respond() {
     let mut machine = DaemonCrashFixture::start().await;
     let go_on = machine.dir.path().join("go-on");
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished",
-        go_on.display()
-    );
-    let shell = |mark: &str| command_task("sh", &["-c", &script], mark);
+    let shell = |mark: &str| task_until_file(&go_on, mark);
     let (mut stuck_tasks, mut shims) = (Vec::new(), Vec::new());
     for mark in ["stuck-0", "stuck-1", "stuck-2"] {
         let (task, attempt) = machine.submit_until_running(shell(mark), mark).await;
@@ -189,39 +185,4 @@ async fn stuck_shims_delay_no_other_attempt_and_continue_when_they_respond() {
             b"begun\nfinished\n"
         );
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stuck_shim_and_its_processes_are_dead_before_a_successor_runs() {
-    let mut machine = DaemonCrashFixture::start().await;
-    let runs = machine.dir.path().join("runs");
-    let runs_text = runs.display().to_string();
-    let arguments = ["count", &runs_text, "grandchild", "ignore-term", "pause"];
-    let spec = with_retry_on_loss(command_task(STANDIN, &arguments, "frozen"), SHORT_LEASE);
-    let (task, first) = machine.submit_until_running(spec, "frozen").await;
-    poll_until("the grandchild to run", || {
-        (marked_processes("frozen").len() == 2).then_some(())
-    })
-    .await;
-    send_signal(
-        attempt_shim(&first).expect("the shim runs").pid,
-        Signal::STOP,
-    );
-    machine.kill_and_restart_daemon().await;
-    assert_eq!(
-        attempt_processes(&first).len(),
-        3,
-        "the lease has not ended yet, so its processes still run"
-    );
-    poll_until("the successor to run", || {
-        let ran = std::fs::read_to_string(&runs).unwrap_or_default();
-        (ran.lines().count() == 2).then_some(())
-    })
-    .await;
-    assert!(
-        attempt_processes(&first).is_empty(),
-        "the successor started before the first attempt was dead"
-    );
-    machine.client.cancel(&task).await;
-    wait_until_marked_gone("frozen").await;
 }

@@ -1,7 +1,7 @@
 //! Inspection of tasks, attempts and daemons: diagnostics, next actions, and lists without gap
 //! or duplicate.
 
-use baton_proto::v1::{AttemptState, NextAction, RetryTaskRequest, Role, TaskState};
+use baton_proto::v1::{NextAction, RetryTaskRequest, Role, TaskState};
 use baton_tests::{
     EmbeddedRelay, RelayProcess, ScriptedDaemon, TaskWatch, agent_task, command_task, hello,
     marked_processes, wait_until_marked_gone, wait_within,
@@ -86,9 +86,7 @@ async fn a_disconnected_daemon_reconnects_and_its_attempt_continues() {
         ))
         .await;
     let mut watch = client.watch(&task.task_id).await;
-    watch
-        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-        .await;
+    watch.wait_for_output().await;
     let before = marked_processes("disconnected");
     let output = run_baton(&relay, &["disconnect", "one", "--reason", "look"]).await;
     assert_eq!(

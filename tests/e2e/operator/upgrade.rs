@@ -7,8 +7,8 @@ use std::time::Duration;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{Placement, ReadOutputRequest, Role, TaskSpec, TaskState};
 use baton_tests::{
-    BatonExecutable, DaemonProcess, RelayProcess, TestClient, command_task, poll_until,
-    wait_until_marked_gone, wait_within,
+    BatonExecutable, DaemonProcess, RelayProcess, TestClient, assert_counted_lines, counting_task,
+    poll_until, wait_until_marked_gone, wait_within,
 };
 use tempfile::TempDir;
 
@@ -109,7 +109,14 @@ impl UpgradeFixture {
 
     /// Starts another attempt on this daemon. It runs until `finish_all`.
     async fn start_attempt(&mut self, daemon: &str, mark: &str) {
-        let spec = counting_task(&self.dir.path().join("go-on"), daemon, mark);
+        let placement = Placement {
+            daemon: daemon.to_owned(),
+            ..Placement::default()
+        };
+        let spec = TaskSpec {
+            placement: Some(placement),
+            ..counting_task(&self.dir.path().join("go-on"), mark)
+        };
         let task_id = self.client.submit(spec).await.task_id;
         wait_for_more_output(&self.client, &task_id).await;
         let attempt_id = self.client.get(&task_id).await.attempts[0]
@@ -179,29 +186,6 @@ async fn start_daemon(
     link: (&str, &str),
 ) -> DaemonProcess {
     DaemonProcess::start_with(baton, dir, name, link, &["--drain", "1s", "--hold", "2m"]).await
-}
-
-/// Prints numbered lines until `file` exists, then repeats the last number.
-fn counting_task(file: &Path, daemon: &str, mark: &str) -> TaskSpec {
-    let script = format!(
-        "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo last $i",
-        file.display()
-    );
-    TaskSpec {
-        placement: Some(Placement {
-            daemon: daemon.to_owned(),
-            ..Placement::default()
-        }),
-        ..command_task("sh", &["-c", &script], mark)
-    }
-}
-
-/// Checks that the output has every line of one child exactly once.
-fn assert_counted_lines(output: &[u8]) {
-    let text = String::from_utf8_lossy(output);
-    let count = text.lines().count() - 1;
-    let lines: String = (1..=count).map(|line| format!("line {line}\n")).collect();
-    assert!(text == format!("{lines}last {count}\n"), "{text}");
 }
 
 /// Waits until the relay has more output of the newest attempt than at the call.

@@ -321,51 +321,6 @@ async fn every_bad_request_gets_its_machine_code_and_commits_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn undecodable_requests_are_refused_and_the_connection_continues() {
-    let relay = EmbeddedRelay::start().await;
-    let client = relay.admin();
-    let before = client.commit_seq().await;
-    // Field 1 of GetTaskRequest is a string: three bytes that are not valid UTF-8.
-    let malformed = Bytes::from_static(&[0x0a, 0x03, 0xff, 0xfe, 0xfd]);
-    let truncated = Bytes::from_static(&[0x0a, 0x7f, b'x']);
-    let oversize = Bytes::from(vec![0; 3 * 1024 * 1024]);
-    for (what, body, code, machine) in [
-        (
-            "malformed UTF-8",
-            malformed,
-            Code::InvalidArgument,
-            "undecodable",
-        ),
-        ("truncated", truncated, Code::InvalidArgument, "undecodable"),
-        (
-            "oversize",
-            oversize,
-            Code::ResourceExhausted,
-            "message_too_large",
-        ),
-    ] {
-        let status = call_raw_unary(client, "/baton.v1.Tasks/Get", body)
-            .await
-            .unwrap_err();
-        assert_eq!(
-            (status.code(), error_code(&status).as_str()),
-            (code, machine),
-            "{what}: {status:?}"
-        );
-    }
-    let unknown_field = Bytes::from_static(&[0xfa, 0x3e, 0x01, b'x']);
-    let status = call_raw_unary(client, "/baton.v1.Tasks/Get", unknown_field)
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error_code(&status),
-        "missing",
-        "an unknown field is ignored: {status:?}"
-    );
-    assert_eq!(client.commit_seq().await, before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_unimplemented_rpc_answers_unimplemented() {
     let relay = EmbeddedRelay::start().await;
     let agent = relay.admin();

@@ -2,10 +2,11 @@
 //! lookups for clients, in its records and in its core, and the count must not change.
 
 use baton_proto::v1::{
-    AgentBlockRequest, AgentFailRequest, AgentLease, BlockDraft, BlockTaskRequest,
-    BulkForceRequest, CompleteTaskRequest, DisconnectDaemonRequest, DrainDaemonRequest,
-    ForceFailRequest, ForceReleaseRequest, ForceVerb, ForgetDaemonRequest, PauseRequest,
-    ReleaseInheritedRequest, ResumeTaskRequest, RetryTaskRequest, Role, pause_request,
+    AgentBlockRequest, AgentCheckpointRequest, AgentFailRequest, AgentLease, BlockDraft,
+    BlockTaskRequest, BulkForceRequest, CheckpointDraft, CompleteTaskRequest,
+    DisconnectDaemonRequest, DrainDaemonRequest, ForceFailRequest, ForceReleaseRequest, ForceVerb,
+    ForgetDaemonRequest, PauseRequest, ReleaseInheritedRequest, ResumeTaskRequest,
+    RetryTaskRequest, Role, pause_request,
 };
 use baton_proto::verbs::{self, VERBS};
 use baton_tests::{
@@ -63,10 +64,12 @@ async fn wrong_callers(relay: &EmbeddedRelay) -> Vec<WrongCaller> {
     ]
 }
 
-/// RPCs that require a reason: those in the table of verbs, and those for fleets and failures.
+/// RPCs that require a reason: those in the table of verbs, those for fleets and
+/// failures, and the summary of a checkpoint.
 fn rpcs_with_reason() -> Vec<&'static str> {
     let verbs = VERBS.iter().filter(|verb| verb.needs_reason);
     let others = [
+        "Agents.Checkpoint",
         "Agents.Fail",
         "Fleet.DisconnectDaemon",
         "Fleet.DrainDaemon",
@@ -101,6 +104,18 @@ async fn call_rpc(caller: &WrongCaller, rpc: &str, reason: &str) -> Result<(), S
                     ..AgentBlockRequest::default()
                 };
                 agents.block(request).await.map(drop)
+            }
+            "Agents.Checkpoint" => {
+                let checkpoint = Some(CheckpointDraft {
+                    summary: reason,
+                    ..CheckpointDraft::default()
+                });
+                let request = AgentCheckpointRequest {
+                    lease,
+                    checkpoint,
+                    ..AgentCheckpointRequest::default()
+                };
+                agents.checkpoint(request).await.map(drop)
             }
             "Agents.Fail" => {
                 let request = AgentFailRequest {
@@ -303,6 +318,7 @@ async fn a_tool_with_a_blank_reason_causes_no_lookup() {
                 let arguments = json!({"task_id": task_id, "reason": reason});
                 let response = tools.call_tool(name, arguments).await;
                 assert_eq!(response.error_field("status"), "invalid_argument", "{name}");
+                assert_eq!(response.error_field("code"), "blank", "{name}");
                 assert_eq!(response.error_field("field"), "reason", "{name}");
                 assert_eq!(lookup_count(&relay), before, "{name} made a lookup");
             }

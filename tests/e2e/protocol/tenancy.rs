@@ -1,16 +1,11 @@
 //! Tenants see only their own tasks. An id of another tenant looks like an unknown id.
 
-use std::time::Duration;
-
-use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, RevokeTokenRequest, Role, TaskState};
+use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, Role};
 use baton_tests::{
     EmbeddedRelay, ScriptedDaemon, TaskWatch, TestClient, agent_task, error_code, hello,
     wait_within,
 };
 use tonic::{Code, Status};
-
-/// Time within which the streams of a revoked token must close.
-const REVOCATION_LIMIT: Duration = Duration::from_secs(5);
 const UNKNOWN_ID: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
 async fn refusals_of_every_call(client: &TestClient, task_id: &str) -> Vec<Status> {
@@ -75,78 +70,6 @@ async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
         own_tenant.get(&task.task_id).await,
         task,
         "the task is unchanged"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_tenants_daemon_gets_only_its_tenants_work_and_a_shared_one_gets_all() {
-    let relay = EmbeddedRelay::start().await;
-    let admin = relay.admin();
-    let own_tenant = admin.client_of_tenant("ours", Role::Submitter).await;
-    let other_tenant = admin.client_of_tenant("theirs", Role::Submitter).await;
-    let their_daemon = admin.client_of_tenant("theirs", Role::Daemon).await;
-    let mut their_daemon = ScriptedDaemon::connect(&their_daemon, hello(&["work"])).await;
-    let our_task = own_tenant.submit(agent_task("work")).await;
-    let their_task = other_tenant.submit(agent_task("work")).await;
-    let mut offered = their_daemon.next_dispatch().await;
-    assert_eq!(offered.attempt_ref.task_id, their_task.task_id);
-    offered.accept().await;
-    their_daemon.wait_for_confirmation(&offered).await;
-    assert_eq!(
-        own_tenant.get(&our_task.task_id).await.state(),
-        TaskState::Queued
-    );
-
-    let shared = admin.client_of_tenant("*", Role::Daemon).await;
-    let mut shared = ScriptedDaemon::connect(&shared, hello(&["work"])).await;
-    assert_eq!(
-        shared.next_dispatch().await.attempt_ref.task_id,
-        our_task.task_id
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_revoked_token_closes_its_streams_and_is_refused() {
-    let relay = EmbeddedRelay::start().await;
-    let admin = relay.admin();
-    let (daemon_token, daemon_secret) = admin.create_token("", Role::Daemon).await;
-    let (reader_token, reader_secret) = admin.create_token("", Role::ReadOnly).await;
-    let client = admin.with_token(&daemon_secret);
-    let mut daemon = ScriptedDaemon::connect(&client, hello(&["work"])).await;
-    let task = admin.submit(agent_task("work")).await;
-    let attempt = daemon.start_next_attempt().await;
-    daemon.wait_until_acked(&attempt).await;
-    let mut watch = admin.with_token(&reader_secret).watch(&task.task_id).await;
-    watch.wait_for_state(TaskState::Running).await;
-
-    for token in [daemon_token, reader_token] {
-        let mut operator = admin.operator();
-        let revoke = operator.revoke_token(RevokeTokenRequest {
-            token_id: token.token_id,
-        });
-        wait_within("a revocation", revoke).await.unwrap();
-    }
-    let closed = tokio::time::timeout(REVOCATION_LIMIT, async {
-        drop(daemon.wait_for_stream_end().await);
-        loop {
-            match watch.next().await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("the task has not ended"),
-                Err(status) => return status,
-            }
-        }
-    });
-    let watch_end = closed.await.expect("revoked streams close in time");
-    assert_eq!(watch_end.code(), Code::Unauthenticated, "{watch_end:?}");
-    let refused = ScriptedDaemon::try_connect(&client, hello(&["work"])).await;
-    assert_eq!(
-        refused.map(|_| ()).unwrap_err().code(),
-        Code::Unauthenticated
-    );
-    assert_eq!(
-        admin.get(&task.task_id).await.state(),
-        TaskState::Running,
-        "the attempt still runs"
     );
 }
 

@@ -30,9 +30,7 @@ async fn a_daemon_with_a_full_disk_fails_its_attempt_and_recovers() {
         .submit(command_task("sh", &["-c", &script], "disk-full"))
         .await;
     let mut watch = client.watch(&task.task_id).await;
-    watch
-        .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-        .await;
+    watch.wait_for_output().await;
 
     worker.disk_space.fill_disk();
     fs::write(&go_on, "").unwrap();

@@ -3,25 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use baton_tests::{RelayProcess, agent_task, copy_directory};
 
 use crate::BATON;
+use crate::secret_search::files_below;
 
 /// The bytes of every file below a directory.
-fn file_contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(dir).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(file_contents(&path));
-        } else {
-            let bytes = fs::read(&path).expect("a file");
-            found.insert(path, bytes);
-        }
-    }
-    found
+fn file_contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    assert!(dir.is_dir(), "{} exists", dir.display());
+    files_below(dir).into_iter().collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

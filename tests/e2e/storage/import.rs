@@ -2,16 +2,16 @@
 //! tasks.
 
 use std::path::Path;
-use std::time::Duration;
 
 use baton_proto::v1::import_request::Item;
+use baton_proto::v1::read_output_response::Item as OutputItem;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
     FenceCode, Hello, ImportRequest, ReleaseInheritedRequest, Role, Task, TaskState, WaitsFor,
 };
 use baton_tests::{
     BatonExecutable, CommandOutput, RelayProcess, ScriptedAttempt, ScriptedDaemon, TestClient,
-    TestClock, agent_task, error_code, hello, join_all, poll_until, wait_within,
+    agent_task, error_code, hello, join_all, poll_until, wait_within,
 };
 use tempfile::TempDir;
 
@@ -20,9 +20,6 @@ use crate::BATON;
 const AGENT: &str = "import";
 /// Offered only by the daemon that runs an attempt before the export.
 const EARLIER_AGENT: &str = "earlier";
-/// Longer than the largest lease with its grace.
-const INHERITED_WAIT: Duration = Duration::from_secs(25 * 60 * 60);
-
 /// A relay with a queued and a running task, and its export.
 struct ExportedRelay {
     relay: RelayProcess,
@@ -138,26 +135,6 @@ async fn after_an_import_frames_are_fenced_and_tasks_wait_for_release() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_an_import_inherited_tasks_wait_out_the_largest_lease() {
-    let clock = TestClock::new();
-    let baton = clock.apply_to(BATON);
-    let mut origin = export_relay(baton).await;
-    let mut relay = start_on_imported_data(baton, &mut origin).await;
-    relay.kill().await;
-    relay.start_again().await;
-    let inherited = relay.admin().get(&origin.waiting.task_id).await;
-    assert_eq!(
-        inherited.waits_for(),
-        WaitsFor::Inheritance,
-        "{inherited:?}"
-    );
-    let mut daemon = reconnect_earlier_daemon(&origin, &relay).await;
-    clock.advance_suspended(INHERITED_WAIT);
-    let attempt = daemon.next_dispatch().await;
-    assert_eq!(attempt.attempt_ref.task_id, origin.waiting.task_id);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_empty_running_relay_accepts_an_import_and_restarts_with_it() {
     let origin = export_relay(BATON).await;
     let relay = RelayProcess::start(BATON).await;
@@ -213,26 +190,12 @@ async fn an_empty_running_relay_accepts_an_import_and_restarts_with_it() {
 }
 
 async fn stored_output(client: &TestClient, task: &str) -> Vec<u8> {
-    let request = baton_proto::v1::ReadOutputRequest {
-        task_id: task.to_owned(),
-        ..Default::default()
-    };
-    let mut pieces = client
-        .tasks()
-        .read_output(request)
-        .await
-        .expect("output can be read")
-        .into_inner();
-    let mut bytes = Vec::new();
-    while let Some(piece) = wait_within("output", pieces.message())
-        .await
-        .expect("the output stream continues")
-    {
-        if let Some(baton_proto::v1::read_output_response::Item::Chunk(chunk)) = piece.item {
-            bytes.extend_from_slice(&chunk.data);
-        }
-    }
-    bytes
+    let items = client.read_stored_output(task).await.into_iter();
+    let chunks = items.filter_map(|item| match item {
+        OutputItem::Chunk(chunk) => Some(chunk.data),
+        OutputItem::Cut(_) | OutputItem::End(_) => None,
+    });
+    chunks.flatten().collect()
 }
 
 /// Uploads bytes as an import with the hash of `hash_of`, and returns the code of the refusal.

@@ -13,7 +13,7 @@ use baton_proto::v1::{
 };
 use baton_tests::{
     DaemonProcess, SmallDiskRelay, SmallDiskSpace, TestClient, agent_task, command_task,
-    error_code, wait_until_marked_gone, wait_within,
+    error_code, task_until_file, wait_until_marked_gone, wait_within,
 };
 use tempfile::TempDir;
 use tokio::time::Interval;
@@ -55,7 +55,10 @@ impl RelayDiskFixture {
     async fn submit_waiting(&self, name: &str) -> Task {
         let client = self.relay.admin();
         let task = client
-            .submit(task_until_file(&self.dir.path().join(name), self.mark))
+            .submit(with_long_lease(task_until_file(
+                &self.dir.path().join(name),
+                self.mark,
+            )))
             .await;
         client
             .wait_for_state(&task.task_id, TaskState::Running)
@@ -68,14 +71,10 @@ impl RelayDiskFixture {
     }
 }
 
-fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
-    let script = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo ended",
-        file.display()
-    );
+fn with_long_lease(spec: TaskSpec) -> TaskSpec {
     TaskSpec {
         lease_ttl_ms: Some(LEASE_MS),
-        ..command_task("sh", &["-c", &script], mark)
+        ..spec
     }
 }
 
@@ -209,7 +208,7 @@ async fn a_relay_low_on_disk_refuses_submissions_and_finishes_running_work() {
         .await;
     assert_eq!(
         client.read_output_to_end(&second.task_id).await,
-        b"begun\nended\n"
+        b"begun\nfinished\n"
     );
 
     fixture.relay.disk_space.remove_filler();
@@ -239,10 +238,7 @@ fn talkative_task(file: &Path, mark: &str) -> TaskSpec {
         file.display(),
         output_done_file(file).display()
     );
-    TaskSpec {
-        lease_ttl_ms: Some(LEASE_MS),
-        ..command_task("sh", &["-c", &script], mark)
-    }
+    with_long_lease(command_task("sh", &["-c", &script], mark))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -294,7 +290,7 @@ async fn output_that_does_not_fit_waits_at_its_daemon_and_delays_no_other_task()
         .await;
     assert_eq!(
         client.read_output_to_end(&quiet.task_id).await,
-        b"begun\nended\n"
+        b"begun\nfinished\n"
     );
     assert_eq!(client.get(&loud.task_id).await.state(), TaskState::Running);
 
@@ -476,7 +472,7 @@ async fn a_relay_on_a_full_disk_restarts_itself_and_loses_nothing() {
         assert_eq!(only_attempt_id(&now), only_attempt_id(task));
         assert_eq!(
             client.read_output_to_end(&task.task_id).await,
-            b"begun\nended\n"
+            b"begun\nfinished\n"
         );
     }
     let restarts = client.relay_info().await.counters;

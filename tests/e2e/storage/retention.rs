@@ -118,30 +118,6 @@ async fn finished_tasks_are_removed_by_age_and_open_ones_stay() {
         .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_body_of_a_refused_submission_is_removed() {
-    let relay = EmbeddedRelay::start_with(|config| config.max_open_tasks = 1).await;
-    let client = relay.admin();
-    let kept = client.submit(task_with_prompt("nobody", 100_000, 1)).await;
-    let bodies = relay.data_directory().join("bodies");
-    let size = bytes_under(&bodies);
-    let refused = SubmitRequest {
-        spec: Some(task_with_prompt("nobody", 100_000, 2)),
-        ..SubmitRequest::default()
-    };
-    let refused = client.try_submit(refused).await.unwrap_err();
-    assert_eq!(error_code(&refused), "queue_full");
-    let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    wait_within("the refused body to be removed", async {
-        while bytes_under(&bodies) > size {
-            ticks.tick().await;
-        }
-    })
-    .await;
-    assert_eq!(bytes_under(&bodies), size);
-    assert_eq!(client.get(&kept.task_id).await.state(), TaskState::Queued);
-}
-
 /// The size limit and the time between two submissions. At full speed a relay reaches the small
 /// limit in a few seconds, so the short run is slowed down.
 fn run_length() -> (u64, Duration) {

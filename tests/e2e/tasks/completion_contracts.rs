@@ -4,36 +4,25 @@
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    ArtifactReceipt, AttentionCause, CompletionContract, ErrorDetail, FrameRejected, MissingPolicy,
-    RelayFrame, RequiredArtifact, Role, TaskComplete, TaskEventKind, TaskSpec, TaskState,
+    ArtifactReceipt, AttentionCause, CompletionContract, CutReason, ErrorDetail, FrameRejected,
+    MissingPolicy, RelayFrame, RequiredArtifact, TaskComplete, TaskEventKind, TaskSpec, TaskState,
     relay_frame,
 };
 use baton_tests::{
-    CommandOutput, DaemonProcess, EmbeddedRelay, RelayProcess, ScriptedAttempt, ScriptedDaemon,
-    agent_task, hello,
+    CommandOutput, EmbeddedRelay, RelayAndDaemon, ScriptedAttempt, ScriptedDaemon, agent_task,
+    hello,
 };
-use serde_json::Value;
 
 use crate::BATON;
 
 struct ContractsFixture {
-    relay: RelayProcess,
-    _daemon: DaemonProcess,
-    _dir: tempfile::TempDir,
+    servers: RelayAndDaemon,
 }
 
 impl ContractsFixture {
     async fn start() -> Self {
-        let relay = RelayProcess::start(BATON).await;
-        let dir = tempfile::tempdir().expect("a temporary directory can be made");
-        let (_, secret) = relay.admin().create_token("", Role::Daemon).await;
-        let url = relay.admin().url().to_owned();
-        let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
-        Self {
-            relay,
-            _daemon: daemon,
-            _dir: dir,
-        }
+        let servers = RelayAndDaemon::start(BATON).await;
+        Self { servers }
     }
 
     /// Runs a shell script as a task with these flags and waits for its end.
@@ -41,7 +30,7 @@ impl ContractsFixture {
         let mut arguments = vec!["submit", "--json", "--wait", "--max-attempts", "1"];
         arguments.extend(flags);
         arguments.extend(["--", "sh", "-c", script]);
-        BATON.run(self.relay.data(), &arguments).await
+        self.servers.run_command(&arguments).await
     }
 }
 
@@ -129,32 +118,11 @@ async fn a_command_with_its_required_files_completes_through_inner_links() {
     let task = done.stdout_json();
     assert_eq!(task["attempts"][0]["artifacts"][1]["resolvedPath"], "out/a");
     let id = task["taskId"].as_str().expect("the task has an id");
-    let shown = BATON.run(fixture.relay.data(), &["show", id]).await;
+    let shown = fixture.servers.run_command(&["show", id]).await;
     assert!(
         shown.stdout.contains("out/link: 5 bytes"),
         "{}",
         shown.stdout
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_parking_contract_parks_the_task_with_the_missing_files() {
-    let fixture = ContractsFixture::start().await;
-    let flags = ["--require", "never/made", "--if-missing", "park"];
-    let parked = fixture.submit(&flags, "true").await;
-    assert_eq!(parked.code, Some(4), "{parked:?}");
-    let task: Value = parked.stdout_json();
-    assert_eq!(task["state"], "needs_attention");
-    assert_eq!(task["attention"]["cause"], "receipts_missing");
-    let reason = task["attention"]["reason"].as_str().expect("a reason");
-    assert!(reason.contains("never/made: missing"), "{reason}");
-
-    let failed = fixture
-        .submit(&["--require", "never/made", "--if-missing", "fail"], "true")
-        .await;
-    assert_eq!(
-        failed.stdout_json()["attempts"][0]["failureCode"],
-        "receipts_missing"
     );
 }
 
@@ -295,6 +263,7 @@ async fn a_result_before_its_output_is_refused_and_the_stream_continues() {
         TaskState::Completed
     );
     let (cut, end) = client.read_last_cut_and_end(&task.task_id, 0).await;
-    assert_eq!(cut.map(|cut| (cut.offset, cut.length)), Some((5, 10)));
+    let cut = cut.map(|cut| (cut.offset, cut.length, cut.reason()));
+    assert_eq!(cut, Some((5, 10, CutReason::NotReceived)));
     assert_eq!(end.offset, 15);
 }

@@ -1,25 +1,18 @@
-//! Goals that outlive attempts: a task blocks on one machine, is resumed a day later with an
-//! answer, and finishes on another. Also progress updates and the redaction of credentials.
-
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+//! Progress of tasks: concurrent updates, and the redaction of credentials. Blocks and hand-offs
+//! are in `full_scenario`.
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    AttemptState, AttentionCause, BlockDraft, BlockTaskRequest, Checkpoint, CheckpointDraft,
-    CheckpointKind, Evidence, FailedItem, GetBlockedRequest, ListBlockedRequest,
-    ListCheckpointsRequest, ProgressUpdate, ResumeAnswer, ResumeTaskRequest, Role, TaskSpec,
-    TaskState, UpdateProgressRequest,
+    BlockDraft, CheckpointDraft, Evidence, FailedItem, ProgressUpdate, ResumeTaskRequest, Role,
+    TaskSpec, TaskState, UpdateProgressRequest,
 };
 use baton_tests::{
-    EmbeddedRelay, LeaseAgent, RelayProcess, ScriptedAttempt, ScriptedDaemon, TestClient,
-    TestClock, agent_scope_spec, agent_task, error_code, hello, receipt, wait_within,
+    EmbeddedRelay, LeaseAgent, RelayProcess, ScriptedDaemon, agent_scope_spec, agent_task,
+    error_code, hello, receipt, wait_within,
 };
-use tonic::Code;
 
 use crate::BATON;
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
+use crate::secret_search::files_below;
 const UPDATE_COUNT: usize = 500;
 
 fn block_body(reason: &str) -> Body {
@@ -39,143 +32,6 @@ fn progress_item(name: &str) -> ProgressUpdate {
         completed_items: vec![name.to_owned()],
         ..ProgressUpdate::default()
     }
-}
-
-async fn list_checkpoints(client: &TestClient, task_id: &str) -> Vec<Checkpoint> {
-    let request = ListCheckpointsRequest {
-        task_id: task_id.to_owned(),
-        ..ListCheckpointsRequest::default()
-    };
-    let listed = wait_within("checkpoints", client.tasks().list_checkpoints(request)).await;
-    listed.expect("a known task").into_inner().checkpoints
-}
-
-async fn list_blocked(client: &TestClient) -> Vec<String> {
-    let request = ListBlockedRequest::default();
-    let listed = wait_within("parked tasks", client.tasks().list_blocked(request)).await;
-    let tasks = listed.expect("the list is allowed").into_inner().tasks;
-    tasks.into_iter().map(|task| task.task_id).collect()
-}
-
-/// Sends progress and a checkpoint, then blocks the task.
-async fn progress_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
-    let mut attempt = daemon.start_next_attempt().await;
-    attempt.send(Body::Progress(progress_item("first"))).await;
-    let checkpoint = CheckpointDraft {
-        summary: "begun".to_owned(),
-        ..CheckpointDraft::default()
-    };
-    attempt.send(Body::Checkpoint(checkpoint)).await;
-    attempt.send(block_body("no access")).await;
-    daemon.wait_until_acked(&attempt).await;
-    attempt.send(Body::Receipt(receipt())).await;
-    daemon.wait_until_acked(&attempt).await;
-    attempt
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_blocked_on_one_machine_resumes_a_day_later_on_another() {
-    let clock = TestClock::new();
-    let mut relay = RelayProcess::start(clock.apply_to(BATON)).await;
-    let client = relay.admin().clone();
-    let first = client.client_of_tenant("", Role::Daemon).await;
-    let second = client.client_of_tenant("", Role::Daemon).await;
-    let mut daemon = ScriptedDaemon::connect(&first, hello(&["goal"])).await;
-    let task = client.submit(agent_task("goal")).await;
-    let attempt = progress_and_block(&mut daemon).await;
-    assert_eq!(
-        list_blocked(&client).await,
-        std::slice::from_ref(&task.task_id)
-    );
-    let parked = client.get(&task.task_id).await;
-    assert_eq!(parked.state(), TaskState::NeedsAttention);
-    let attention = parked.attention.clone().unwrap();
-    assert_eq!(attention.cause(), AttentionCause::Blocked);
-    assert_eq!(
-        (&*attention.reason, &*attention.resume_hint),
-        ("no access", "a key")
-    );
-    drop(daemon);
-    relay.kill().await;
-    clock.advance_suspended(DAY);
-    relay.start_again().await;
-    let request = GetBlockedRequest {
-        task_id: task.task_id.clone(),
-    };
-    let blocked_task = client
-        .tasks()
-        .get_blocked(request)
-        .await
-        .unwrap()
-        .into_inner();
-    let row = blocked_task.blocked.unwrap();
-    let newest = blocked_task.checkpoint.unwrap();
-    assert!(row.age_ms >= 24 * 3_600_000, "{} ms", row.age_ms);
-    assert_eq!((newest.number, newest.kind()), (2, CheckpointKind::Blocked));
-
-    let mut other = ScriptedDaemon::connect(&second, hello(&["goal"])).await;
-    let resume = ResumeTaskRequest {
-        task_id: task.task_id.clone(),
-        reason: "access is there".to_owned(),
-        instructions: "use the blue key".to_owned(),
-        answers: vec![ResumeAnswer {
-            question: "which key?".to_owned(),
-            answer: "blue".to_owned(),
-        }],
-        attempt_id: attempt.id().to_owned(),
-    };
-    client.tasks().resume(resume.clone()).await.unwrap();
-    let late = client.tasks().resume(resume).await.unwrap_err();
-    assert_eq!(
-        (late.code(), &*error_code(&late)),
-        (Code::Aborted, "handed_off")
-    );
-    assert!(
-        late.message().contains("resumed or picked up this task"),
-        "{late:?}"
-    );
-    assert!(list_blocked(&client).await.is_empty());
-    let mut next = other.start_next_attempt().await;
-    let resume = next.dispatch.resume.clone().unwrap();
-    assert_eq!(resume.previous_attempt_id, attempt.id());
-    assert_eq!(resume.answers[0].answer, "blue");
-    assert_eq!(resume.checkpoint.unwrap().cursor, "page 3");
-    next.complete("done").await;
-    client
-        .wait_for_state(&task.task_id, TaskState::Completed)
-        .await;
-    assert_two_attempts(&client, &task.task_id, attempt.id()).await;
-}
-
-async fn assert_two_attempts(client: &TestClient, task_id: &str, first: &str) {
-    let task = client.get(task_id).await;
-    let states: Vec<AttemptState> = task.attempts.iter().map(|one| one.state()).collect();
-    assert_eq!(states, [AttemptState::HandedOff, AttemptState::Completed]);
-    assert_eq!(task.attempts[0].attempt_id, first);
-    assert_eq!(
-        task.attempts[0].successor_attempt_id,
-        task.attempts[1].attempt_id
-    );
-    assert!(!task.attempts[0].handed_off_to.is_empty());
-    let trace = |parent: &str| parent.split('-').nth(1).unwrap_or_default().to_owned();
-    let whole = trace(&task.traceparent);
-    assert!(
-        task.attempts
-            .iter()
-            .all(|one| trace(&one.traceparent) == whole)
-    );
-    let progress = task.progress.expect("the task shows its progress");
-    assert_eq!(progress.completed_items, ["first"]);
-    assert_eq!(
-        (&*progress.summary, &*progress.cursor),
-        ("half of it", "page 3")
-    );
-    let numbers: Vec<u64> = list_checkpoints(client, task_id)
-        .await
-        .iter()
-        .map(|one| one.number)
-        .collect();
-    assert_eq!(numbers, [2, 1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -209,58 +65,6 @@ async fn concurrent_progress_updates_all_count_and_survive_a_restart() {
     };
     let refused = client.tasks().update_progress(request).await.unwrap_err();
     assert_eq!(error_code(&refused), "already_finished");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_blank_reason_is_refused_before_any_lookup() {
-    let relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let own = client.submit(agent_task("nobody")).await.task_id;
-    let other = client.client_of_tenant("other", Role::Submitter).await;
-    let foreign = other.submit(agent_task("nobody")).await.task_id;
-    let unknown = uuid::Uuid::now_v7().to_string();
-    let before = client.commit_seq().await;
-    for task_id in [&own, &foreign, &unknown, &"no id".to_owned()] {
-        for reason in ["", " \t\n"] {
-            let block = BlockTaskRequest {
-                task_id: task_id.clone(),
-                reason: reason.to_owned(),
-                ..BlockTaskRequest::default()
-            };
-            let resume = ResumeTaskRequest {
-                task_id: task_id.clone(),
-                reason: reason.to_owned(),
-                ..ResumeTaskRequest::default()
-            };
-            let refused = [
-                client.tasks().block(block).await.unwrap_err(),
-                client.tasks().resume(resume).await.unwrap_err(),
-            ];
-            for status in refused {
-                assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
-                assert!(status.message().contains("reason"), "{status:?}");
-            }
-        }
-    }
-    assert_eq!(client.commit_seq().await, before, "nothing was committed");
-    for verb in ["block", "resume"] {
-        let output = BATON
-            .run(relay.data(), &[verb, &unknown, "--reason", " "])
-            .await;
-        assert_eq!(output.code, Some(2), "{output:?}");
-        assert!(output.stderr.contains("reason"), "{output:?}");
-    }
-}
-
-fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files_below(&path, into);
-        } else {
-            into.push(path);
-        }
-    }
 }
 
 const SECRET_CANARIES: [&str; 4] = [
@@ -353,11 +157,10 @@ async fn assert_no_canary_left(mut relay: RelayProcess) {
     let made = BATON.run(relay.data(), &["export", "--out", &name]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     relay.terminate().await;
-    let mut files = vec![out];
-    files_below(relay.data(), &mut files);
-    assert!(files.len() > 3, "{files:?}");
-    for file in files {
-        let bytes = std::fs::read(&file).expect("a file");
+    let mut files = files_below(dir.path());
+    files.extend(files_below(relay.data()));
+    assert!(files.len() > 3, "only {} files", files.len());
+    for (path, bytes) in files {
         for canary in [
             "canary-bearer",
             "canary-hunter2",
@@ -367,7 +170,7 @@ async fn assert_no_canary_left(mut relay: RelayProcess) {
             let found = bytes
                 .windows(canary.len())
                 .any(|part| part == canary.as_bytes());
-            assert!(!found, "{canary} is in {}", file.display());
+            assert!(!found, "{canary} is in {path}");
         }
     }
 }

@@ -8,7 +8,6 @@ pub(crate) mod deadline_profiles;
 pub(crate) mod deadlines;
 pub(crate) mod goals;
 pub(crate) mod late_results;
-pub(crate) mod process_cleanup;
 pub(crate) mod task_lifecycle;
 pub(crate) mod task_traces;
 pub(crate) mod undelivered_results;

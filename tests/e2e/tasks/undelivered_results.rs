@@ -49,9 +49,7 @@ impl UndeliveredResult {
         let task = client.submit(with_short_lease(command_task("sh", &["-c", &script], mark)));
         let task_id = task.await.task_id;
         let mut watch = client.watch(&task_id).await;
-        watch
-            .wait_for_event("output", |event| event.state() == AttemptState::Streaming)
-            .await;
+        watch.wait_for_output().await;
         // This child never exits by itself, so its death shows that leases of that time have
         // ended.
         let lease_marker = format!("{mark}-lease-marker");

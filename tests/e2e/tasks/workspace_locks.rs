@@ -13,7 +13,7 @@ use baton_tests::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::workspaces::{
-    WorkspacesFixture, create_repository, shell_task, wait_for_end, workspace_spec, write_config,
+    WorkspacesFixture, create_repository, shell_task, workspace_spec, write_config,
 };
 use crate::BATON;
 
@@ -83,7 +83,7 @@ async fn a_recycled_pid_does_not_hold_the_lock_and_a_live_holder_does() {
     }
     sleeper.kill().expect("the process runs");
     sleeper.wait().expect("the process is a child of the test");
-    let task = wait_for_end(&fixture.client, &task).await;
+    let task = fixture.client.wait_for_end(&task.task_id).await;
     assert_eq!(task.state(), TaskState::Completed);
     assert_eq!(task.attempts.len(), 1, "waiting used no attempt");
 }
@@ -164,7 +164,7 @@ async fn the_lock_survives_a_daemon_kill_and_is_freed_when_the_shim_dies_too() {
     assert_eq!(std::fs::read_to_string(&log).expect("the log"), "in\n");
     std::fs::write(dir.path().join("go"), "").expect("a file can be written");
     for task in [&first, &second] {
-        let task = wait_for_end(&client, task).await;
+        let task = client.wait_for_end(&task.task_id).await;
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
     }
     let log_text = std::fs::read_to_string(&log).expect("the tasks ran");
@@ -186,7 +186,7 @@ async fn the_lock_survives_a_daemon_kill_and_is_freed_when_the_shim_dies_too() {
     wait_until_marked_gone("lost").await;
     let _other = start("second").await;
     std::fs::write(dir.path().join("go"), "").expect("a file can be written");
-    let lost = wait_for_end(&client, &lost).await;
+    let lost = client.wait_for_end(&lost.task_id).await;
     assert_eq!(lost.state(), TaskState::Completed, "{lost:#?}");
     let (last, earlier) = lost.attempts.split_last().expect("the task has an attempt");
     assert_eq!(last.daemon_name, "second");

@@ -90,14 +90,8 @@ impl WorkspacesFixture {
     }
 
     pub(super) async fn run_to_end(&self, spec: TaskSpec) -> Task {
-        let task = self.client.submit(spec).await;
-        wait_for_end(&self.client, &task).await
+        self.client.run_to_end(spec).await
     }
-}
-
-pub(super) async fn wait_for_end(client: &TestClient, task: &Task) -> Task {
-    client.watch(&task.task_id).await.collect_to_end().await;
-    client.get(&task.task_id).await
 }
 
 pub(super) fn workspace_spec(root: &str, mode: WorkspaceMode) -> Option<WorkspaceSpec> {
@@ -136,7 +130,12 @@ async fn tasks_in_a_shared_workspace_run_one_at_a_time_without_penalty() {
     );
     let spec = || shell_task(&text, WorkspaceMode::Shared);
     let tasks = join_all((0..TASK_COUNT).map(|_| fixture.client.submit(spec()))).await;
-    let done = join_all(tasks.iter().map(|task| wait_for_end(&fixture.client, task))).await;
+    let done = join_all(
+        tasks
+            .iter()
+            .map(|task| fixture.client.wait_for_end(&task.task_id)),
+    )
+    .await;
     let log = std::fs::read_to_string(log).expect("the tasks ran");
     assert_eq!(
         log,
@@ -198,7 +197,7 @@ async fn worktrees_run_in_parallel_and_leave_a_branch_each() {
     let base = run_git(&repo, &["rev-parse", "HEAD"]);
     let mut heads = Vec::new();
     for task in &tasks {
-        let task = wait_for_end(&fixture.client, task).await;
+        let task = fixture.client.wait_for_end(&task.task_id).await;
         assert_eq!(task.state(), TaskState::Completed, "{task:#?}");
         let attempt = newest_attempt(&task);
         let workspace = recorded_workspace(&task);
@@ -325,25 +324,4 @@ async fn a_working_directory_outside_its_root_is_refused() {
         })
         .await;
     assert_eq!(newest_attempt(&task).failure_code, "bad_cwd");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_task_waits_for_a_daemon_that_has_its_workspace() {
-    let fixture = WorkspacesFixture::start().await;
-    let token = fixture.relay.daemon_token().await;
-    let _without = EmbeddedDaemon::start(fixture.relay.url(), &token).await;
-    let task = fixture
-        .client
-        .submit(shell_task("true", WorkspaceMode::Shared))
-        .await;
-    let waiting = fixture.client.get(&task.task_id).await;
-    assert_eq!(waiting.state(), TaskState::Queued, "{waiting:#?}");
-    let _with = fixture.start_daemon("").await;
-    let done = wait_for_end(&fixture.client, &task).await;
-    assert_eq!(done.state(), TaskState::Completed);
-    assert_eq!(
-        done.attempts.len(),
-        1,
-        "the task was not offered to the daemon without the workspace"
-    );
 }

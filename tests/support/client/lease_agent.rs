@@ -59,13 +59,6 @@ impl GrantedLease {
         let token = self.lease_ref.token.clone().expect("a lease has a token");
         token.value.to_vec()
     }
-
-    /// The token in every encoding in which it could leak.
-    pub fn token_spellings(&self) -> Vec<Vec<u8>> {
-        let token = self.token_bytes();
-        let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-        vec![token, hex.to_uppercase().into(), hex.into()]
-    }
 }
 
 impl LeaseAgent {

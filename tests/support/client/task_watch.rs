@@ -3,7 +3,9 @@
 
 use baton_proto::timestamp_to_ms;
 use baton_proto::v1::watch_task_response::Item;
-use baton_proto::v1::{TaskEvent, TaskEventKind, TaskState, WatchTaskRequest, WatchTaskResponse};
+use baton_proto::v1::{
+    AttemptState, TaskEvent, TaskEventKind, TaskState, WatchTaskRequest, WatchTaskResponse,
+};
 use tonic::{Status, Streaming};
 
 use crate::client::test_client::TestClient;
@@ -88,6 +90,11 @@ impl TaskWatch {
             Ok(event) => event.expect("the watch does not fail"),
             Err(_) => panic!("timed out waiting for {what} after {:#?}", self.events),
         }
+    }
+
+    pub async fn wait_for_output(&mut self) {
+        let is_streaming = |event: &TaskEvent| event.state() == AttemptState::Streaming;
+        self.wait_for_event("output", is_streaming).await;
     }
 
     pub async fn wait_for_kind(&mut self, kind: TaskEventKind) -> TaskEvent {

@@ -189,6 +189,36 @@ impl TestClient {
         self.watch(task_id).await.wait_for_state(state).await;
     }
 
+    /// Waits for the end of the task and returns its final record.
+    pub async fn wait_for_end(&self, task_id: &str) -> Task {
+        self.watch(task_id).await.collect_to_end().await;
+        self.get(task_id).await
+    }
+
+    pub async fn run_to_end(&self, spec: TaskSpec) -> Task {
+        let task = self.submit(spec).await;
+        self.wait_for_end(&task.task_id).await
+    }
+
+    /// The stored output of the newest attempt: chunks, cuts and the end.
+    pub async fn read_stored_output(&self, task_id: &str) -> Vec<Item> {
+        let request = ReadOutputRequest {
+            task_id: task_id.to_owned(),
+            ..ReadOutputRequest::default()
+        };
+        let mut tasks = self.tasks();
+        let opened = wait_within("output to open", tasks.read_output(request)).await;
+        let mut pieces = opened.expect("output can be read").into_inner();
+        let mut items = Vec::new();
+        loop {
+            let piece = wait_within("the next piece of output", pieces.message()).await;
+            match piece.expect("the output stream does not fail") {
+                Some(piece) => items.extend(piece.item),
+                None => return items,
+            }
+        }
+    }
+
     /// All output of the newest attempt, followed to its end. Fails on a cut or a gap.
     pub async fn read_output_to_end(&self, task_id: &str) -> Vec<u8> {
         let request = ReadOutputRequest {

@@ -91,22 +91,6 @@ pub async fn wait_until_marked_gone(mark: &str) {
     .await;
 }
 
-/// Children of this process that exited and were not waited for.
-pub fn zombies_of(parent: u32) -> Vec<u32> {
-    let is_ours = |path: &PathBuf| {
-        let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
-        // The name may contain any character, so fields are counted after its closing
-        // parenthesis.
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let mut fields = rest.split_whitespace();
-        fields.next() == Some("Z") && fields.next() == Some(&parent.to_string())
-    };
-    all_processes()
-        .filter(|(_, path)| is_ours(path))
-        .map(|(pid, _)| pid)
-        .collect()
-}
-
 fn all_processes() -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = fs::read_dir("/proc").expect("this machine has /proc");
     entries.flatten().filter_map(|entry| {

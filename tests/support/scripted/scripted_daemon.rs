@@ -289,7 +289,7 @@ impl ScriptedDaemon {
     }
 
     /// Sends the attempt's frames over this stream from here on, and renews it there.
-    pub fn take_over_attempt(&self, attempt: &mut ScriptedAttempt) {
+    fn take_over_attempt(&self, attempt: &mut ScriptedAttempt) {
         attempt.move_to_stream(self.outgoing.clone());
         lock(&self.heartbeat)
             .leases

@@ -4,5 +4,6 @@
 
 pub(crate) mod embedded_daemon;
 pub(crate) mod embedded_relay;
+pub(crate) mod relay_and_daemon;
 pub(crate) mod server_processes;
 pub(crate) mod small_disk;

@@ -1,5 +1,6 @@
 //! Default task specifications, so that a test only contains the fields it is about.
 
+use std::path::Path;
 use std::time::Duration;
 
 use baton_proto::v1::{CommandSpec, RetryPolicy, TaskSpec, WhenUnsafe};
@@ -39,4 +40,32 @@ pub fn with_retry_on_loss(spec: TaskSpec, lease: Duration) -> TaskSpec {
         }),
         ..spec
     }
+}
+
+/// Prints `begun`, and `finished` when the file exists.
+pub fn task_until_file(file: &Path, mark: &str) -> TaskSpec {
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
+        file.display()
+    );
+    command_task("sh", &["-c", &script], mark)
+}
+
+/// Prints numbered lines until the file exists, then repeats the last number.
+pub fn counting_task(file: &Path, mark: &str) -> TaskSpec {
+    let script = format!(
+        "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo last $i",
+        file.display()
+    );
+    command_task("sh", &["-c", &script], mark)
+}
+
+/// Checks that the output of a counting task has every line once and in order, and returns the
+/// number of lines.
+pub fn assert_counted_lines(output: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(output);
+    let count = text.lines().count().saturating_sub(1);
+    let lines: String = (1..=count).map(|line| format!("line {line}\n")).collect();
+    assert!(text == format!("{lines}last {count}\n"), "{text}");
+    count
 }
