@@ -210,6 +210,7 @@ fn an_old_kernel_finds_files_and_follows_no_link() {
 #[tokio::test]
 async fn a_link_swapped_during_inspection_never_reveals_a_file_outside() {
     const ROUNDS: u64 = 3_000;
+    const SWAPS: u64 = 100;
     let ReceiptTestDirs { root, outside, .. } = &test_dirs();
     fs::write(root.join("out/a"), "hello").unwrap();
     symlink("out/a", root.join("good")).unwrap();
@@ -239,7 +240,9 @@ async fn a_link_swapped_during_inspection_never_reveals_a_file_outside() {
     let (mut inside, mut refused) = (0, 0);
     let swapped = required("swapped");
     let mut rounds = 0;
-    while rounds < ROUNDS || inside == 0 || refused == 0 {
+    let few_swaps = || swaps.load(Ordering::Relaxed) <= SWAPS;
+    // On a busy machine the other thread may run late, so the rounds go on until it has run.
+    while rounds < ROUNDS || few_swaps() || inside == 0 || refused == 0 {
         let receipt = file_inspection::inspect_file(&opened, &swapped, &running);
         match (receipt.is_file, &*receipt.problem) {
             (true, "") => {
@@ -256,10 +259,6 @@ async fn a_link_swapped_during_inspection_never_reveals_a_file_outside() {
     stop.store(true, Ordering::Relaxed);
     swapper.join().unwrap();
     assert_eq!(inside + refused, rounds);
-    assert!(
-        swaps.load(Ordering::Relaxed) > 100,
-        "the link was switched during the inspection"
-    );
 }
 
 /// A file that grows while it is read has no hash, and the receipt reports that.

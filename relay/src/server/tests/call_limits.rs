@@ -85,7 +85,10 @@ async fn an_unauthenticated_client_may_send_only_short_messages() {
     let long = Bytes::from(vec![0; 1 << 20]);
     let answer = call_raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
     let refusal = answer.unwrap_err();
-    assert!(refusal.message().contains("exceeds the size limit"), "{refusal:?}");
+    assert!(
+        refusal.message().contains("exceeds the size limit"),
+        "{refusal:?}"
+    );
 }
 
 #[tokio::test]
