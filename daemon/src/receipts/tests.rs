@@ -267,7 +267,7 @@ fn a_file_that_changes_while_it_is_read_is_reported() {
     let ReceiptTestDirs { root, .. } = &test_dirs();
     let path = root.join("log");
     fs::write(&path, vec![1; 8 << 20]).unwrap();
-    let (stop, writer) = (Arc::new(AtomicBool::new(false)), path.clone());
+    let (stop, writer) = (Arc::new(AtomicBool::new(false)), path);
     let growing = thread::spawn({
         let stop = Arc::clone(&stop);
         move || {
