@@ -1,5 +1,5 @@
-//! Parked tasks that agents pick up: one of many concurrent callers gets the lease, and what
-//! agents were told survives a kill of the relay.
+//! Parked tasks that agents pick up: one of many concurrent callers gets the lease, and every
+//! acknowledged call survives a kill of the relay.
 
 use baton_proto::unpack_error_detail;
 use baton_proto::v1::{AttemptState, ListBlockedRequest, TaskState};
